@@ -1,0 +1,26 @@
+//! The wire formats of PostgreSQL logical replication: bytes to messages and back, without I/O.
+//!
+//! This crate must not see a socket, a clock or a runtime, so that it can be fuzzed and measured
+//! alone. The modules, in the order in which the bytes of one change pass them:
+//!
+//! 1. [`replication`]: the payload of one `CopyData` message is an [`XLogData`] or a
+//!    [`PrimaryKeepalive`]; the answer is a [`StandbyStatusUpdate`].
+//! 2. [`decode`]: the data of an `XLogData` is one `pgoutput` [`Message`], for protocol versions
+//!    1 to 4.
+//! 3. [`message`] and [`tuple`]: what such a message holds. Column values are slices of the
+//!    received buffer.
+//! 4. [`encode`]: the inverse of decoding, for tests and scripted sources.
+//!
+//! Positions are [`Lsn`]s and times are [`Timestamp`]s throughout.
+
+pub mod lsn;
+pub mod message;
+pub mod tuple;
+
+pub use lsn::{Lsn, ParseLsnError};
+pub use message::{
+    Begin, BeginPrepare, Column, Commit, CommitPrepared, Delete, Insert, LogicalMessage, Message, Oid, OldTuple,
+    Origin, Prepare, Relation, ReplicaIdentity, RollbackPrepared, StreamAbort, StreamCommit, StreamStart, Timestamp,
+    Truncate, Type, Update, Xid,
+};
+pub use tuple::{Tuple, Value};

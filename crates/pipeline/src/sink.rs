@@ -1,0 +1,123 @@
+//! The edge towards the broker: one lane to one stream.
+
+use std::fmt;
+use std::future::Future;
+
+use serde::Serialize;
+
+use crate::{Fault, OutboundMessage, Position};
+
+/// A lane to one stream that cannot be overtaken.
+///
+/// # Contract
+///
+/// A *generation* begins with [`open`](Self::open) and ends with the first error of any method. Within a
+/// generation messages carry the tokens 0, 1, 2, … in the order of [`send`](Self::send), and:
+///
+/// - a message is stored only if all earlier ones of its generation are stored (by an earlier generation,
+///   too); what was sent before a generation ended may still be stored later, under the same rule;
+/// - an acknowledgement of a generation that has ended is never given out;
+/// - a message that is in the stream already, by its id, counts as stored.
+///
+/// After an error the caller opens a new generation and sends again from the first message that is not
+/// known to be stored.
+pub trait Sink: Send {
+    /// Begins a generation: connects where needed, verifies the stream and reads what its tail holds.
+    ///
+    /// # Errors
+    ///
+    /// Any [`Fault`]; on [`Action::Retry`](crate::Action::Retry) the caller tries again after a backoff.
+    ///
+    /// # Cancel safety
+    ///
+    /// A cancelled call leaves the sink without a generation.
+    fn open(&mut self) -> impl Future<Output = Result<Opened, Fault>> + Send;
+
+    /// Hands one message to the connection, without waiting for the broker. `token` counts from 0 in each
+    /// generation.
+    ///
+    /// # Errors
+    ///
+    /// A fault with [`Action::Refuse`](crate::Action::Refuse) is about this message: nothing of it was sent
+    /// and the generation goes on, its next `send` using the same token. Any other ends the generation.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: a cancelled call may or may not have sent the message; open a new generation.
+    fn send(&mut self, token: u64, message: &OutboundMessage) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Says that no further message is at hand: what is buffered goes out now.
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Self::send).
+    fn flush(&mut self) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Waits for the next acknowledgement.
+    ///
+    /// # Errors
+    ///
+    /// A [`Rejection`]; the generation has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// No acknowledgement is lost by a cancelled call.
+    fn ack(&mut self) -> impl Future<Output = Result<Ack, Rejection>> + Send;
+}
+
+/// What is known at the start of a generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The stream.
+    pub stream: String,
+    /// How its order is kept.
+    pub mode: PublisherMode,
+    /// The stream's last sequence.
+    pub last_sequence: u64,
+    /// The position of the last event of this relay that the stream holds. Since nothing can overtake, all
+    /// events up to it are stored. `None` where the stream does not hold one.
+    pub tail: Option<Position>,
+    /// How many messages may be unacknowledged at once in this generation.
+    pub max_in_flight: usize,
+}
+
+/// How a lane keeps messages from overtaking each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PublisherMode {
+    /// Pipelined, each message naming the sequence that must be the stream's last
+    /// (`Nats-Expected-Last-Sequence`), so that whatever follows a lost one is refused.
+    Chain,
+    /// One message at a time.
+    Serial,
+}
+
+impl fmt::Display for PublisherMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Chain => "chain",
+            Self::Serial => "serial",
+        })
+    }
+}
+
+/// An acknowledgement: the message and all before it in its generation are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// The message's token.
+    pub token: u64,
+    /// The stream sequence of the message.
+    pub sequence: u64,
+    /// Whether the broker had a message of this id already.
+    pub duplicate: bool,
+}
+
+/// Why a generation ended while waiting for acknowledgements.
+#[derive(Debug)]
+pub struct Rejection {
+    /// The message that the broker refused, where it was about one.
+    pub token: Option<u64>,
+    /// What the broker said. With [`Action::Refuse`](crate::Action::Refuse) the message of `token` can never
+    /// be stored; otherwise the same messages are to be sent again.
+    pub fault: Fault,
+}
