@@ -152,10 +152,14 @@ impl ConnectOptions {
 
     fn validate(&self) -> Result<(), Fault> {
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
-            return Err(invalid("the connection options name no host".into()).hint("add one: postgres://user@host:5432/db"));
+            return Err(
+                invalid("the connection options name no host".into()).hint("add one: postgres://user@host:5432/db")
+            );
         }
         if self.config.get_user().is_none() {
-            return Err(invalid("the connection options name no user".into()).hint("add one: postgres://user@host:5432/db"));
+            return Err(
+                invalid("the connection options name no user".into()).hint("add one: postgres://user@host:5432/db")
+            );
         }
         let (hosts, addresses) = (self.config.get_hosts().len(), self.config.get_hostaddrs().len());
         if addresses > 0 && hosts > 0 && hosts != addresses {
@@ -163,7 +167,9 @@ impl ConnectOptions {
         }
         let (ports, all) = (self.config.get_ports().len(), hosts.max(addresses));
         if ports > 1 && ports != all {
-            return Err(invalid(format!("expected one port or one for each host, found {ports} ports and {all} hosts")));
+            return Err(invalid(format!(
+                "expected one port or one for each host, found {ports} ports and {all} hosts"
+            )));
         }
         if self.ssl_cert.is_some() != self.ssl_key.is_some() {
             return Err(invalid("sslcert and sslkey only work together".into()));
@@ -347,7 +353,8 @@ fn split_pairs(text: &str) -> Result<Split, Fault> {
             return Err(invalid("the connection options are neither a postgres:// URL nor key=value pairs".into()));
         }
         while chars.next_if(|c| c.is_whitespace()).is_some() {}
-        let value = pair_value(&mut chars).ok_or_else(|| invalid(format!("the value of {key} has no closing quote")))?;
+        let value =
+            pair_value(&mut chars).ok_or_else(|| invalid(format!("the value of {key} has no closing quote")))?;
         if OWN_KEYS.contains(&key.as_str()) {
             own.push((key, value));
         } else {
@@ -376,7 +383,6 @@ fn pair_value(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Option<St
         }
     }
 }
-
 
 fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -425,7 +431,8 @@ mod tests {
 
     #[test]
     fn key_value_pairs_with_quotes_and_backslashes_give_the_same() {
-        let options = ConnectOptions::parse(r"host=db port = 5433 user=u password='it\'s a \\ x' sslmode=require").unwrap();
+        let options =
+            ConnectOptions::parse(r"host=db port = 5433 user=u password='it\'s a \\ x' sslmode=require").unwrap();
         assert_eq!(options.password().unwrap().unwrap(), br"it's a \ x");
         assert_eq!(options.describe(), "u@db:5433/u");
         assert_eq!(options.ssl_mode, SslMode::Require);
@@ -451,7 +458,10 @@ mod tests {
     #[test]
     fn faults_name_the_part_and_never_the_password() {
         let why = |text: &str| ConnectOptions::parse(text).unwrap_err().message;
-        assert_eq!(why("postgres://u:secret@h/d?sslmode=on"), "sslmode: expected disable, prefer, require, verify-ca or verify-full, found \"on\"");
+        assert_eq!(
+            why("postgres://u:secret@h/d?sslmode=on"),
+            "sslmode: expected disable, prefer, require, verify-ca or verify-full, found \"on\""
+        );
         assert_eq!(why("dbname=d user=u"), "the connection options name no host");
         assert_eq!(why("host=h"), "the connection options name no user");
         assert!(why("host=h user=u password='secret").ends_with("has no closing quote"));

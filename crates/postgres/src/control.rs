@@ -42,10 +42,18 @@ impl Control {
         for endpoint in options.endpoints() {
             match Self::connect_to(options, &endpoint).await {
                 Ok(control) if wanted == TargetSessionAttrs::ReadWrite && control.standby => {
-                    last = Some(Fault::new(UNREACHABLE, Action::Retry, format!("{endpoint} is a standby, and a primary is looked for")));
+                    last = Some(Fault::new(
+                        UNREACHABLE,
+                        Action::Retry,
+                        format!("{endpoint} is a standby, and a primary is looked for"),
+                    ));
                 }
                 Ok(control) if wanted == TargetSessionAttrs::ReadOnly && !control.standby => {
-                    last = Some(Fault::new(UNREACHABLE, Action::Retry, format!("{endpoint} is a primary, and a standby is looked for")));
+                    last = Some(Fault::new(
+                        UNREACHABLE,
+                        Action::Retry,
+                        format!("{endpoint} is a primary, and a standby is looked for"),
+                    ));
                 }
                 Ok(control) => return Ok(control),
                 Err(fault) if fault.action == Action::Retry => last = Some(fault),
@@ -66,7 +74,9 @@ impl Control {
         // TLS is there already, by the same code as for the stream; the client only has to know the binding.
         match &stream {
             Stream::Tls(_) => config.ssl_mode(SslMode::Require).ssl_negotiation(SslNegotiation::Direct),
-            Stream::Tcp(_) | Stream::Unix(_) => config.ssl_mode(SslMode::Disable).ssl_negotiation(SslNegotiation::Postgres),
+            Stream::Tcp(_) | Stream::Unix(_) => {
+                config.ssl_mode(SslMode::Disable).ssl_negotiation(SslNegotiation::Postgres)
+            }
         };
         let context = format!("connect to {endpoint}");
         let (client, connection) = timeout(HANDSHAKE_TIMEOUT, config.connect_raw(stream, Established))

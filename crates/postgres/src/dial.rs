@@ -119,15 +119,8 @@ fn set_socket_options(tcp: &TcpStream, options: &ConnectOptions) -> io::Result<(
 #[cfg(unix)]
 fn set_option(fd: std::os::fd::RawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the pointer is to a local of the length that is given, and the kernel copies it.
-    let result = unsafe {
-        libc::setsockopt(
-            fd,
-            level,
-            name,
-            (&raw const value).cast(),
-            std::mem::size_of_val(&value) as libc::socklen_t,
-        )
-    };
+    let result =
+        unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size_of_val(&value) as libc::socklen_t) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

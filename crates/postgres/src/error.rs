@@ -91,45 +91,129 @@ pub const PUBLICATION_ROOT: Code = Code("publication-root");
 /// Every code of this crate: what it means and what to do.
 pub const CODES: &[(Code, &str)] = &[
     (CONNECT_OPTIONS, "The connection URL or a connection setting cannot be read. Mend the named part of [postgres]."),
-    (UNREACHABLE, "No address of the server answered in time. waljet tries again for ever; verify host, port and firewall."),
+    (
+        UNREACHABLE,
+        "No address of the server answered in time. waljet tries again for ever; verify host, port and firewall.",
+    ),
     (UNAVAILABLE, "The server is starting, stopping or recovering. waljet tries again for ever."),
-    (CONNECTION_LOST, "The connection to the server ended. waljet connects again and goes on from the last confirmed position."),
+    (
+        CONNECTION_LOST,
+        "The connection to the server ended. waljet connects again and goes on from the last confirmed position.",
+    ),
     (SILENT, "The server sent nothing for a whole wal_sender_timeout although it was asked to. waljet connects again."),
-    (POOLER, "A connection pooler answered, and poolers do not pass replication. Give the address of PostgreSQL itself."),
-    (TLS, "TLS was refused, or the server's certificate could not be verified. Mend sslmode, sslrootcert or the certificate; nothing is sent unverified."),
-    (AUTHENTICATION, "The server did not accept the role, its password or this client's address. Verify them, and pg_hba.conf."),
-    (AUTHENTICATION_METHOD, "pg_hba.conf asks for a method that waljet does not speak. Use scram-sha-256, cert, md5, password, peer or trust for this role."),
+    (
+        POOLER,
+        "A connection pooler answered, and poolers do not pass replication. Give the address of PostgreSQL itself.",
+    ),
+    (
+        TLS,
+        "TLS was refused, or the server's certificate could not be verified. Mend sslmode, sslrootcert or the certificate; nothing is sent unverified.",
+    ),
+    (
+        AUTHENTICATION,
+        "The server did not accept the role, its password or this client's address. Verify them, and pg_hba.conf.",
+    ),
+    (
+        AUTHENTICATION_METHOD,
+        "pg_hba.conf asks for a method that waljet does not speak. Use scram-sha-256, cert, md5, password, peer or trust for this role.",
+    ),
     (PRIVILEGE, "The role lacks a privilege. The hint holds the statement that grants it."),
     (DATABASE_MISSING, "The database does not exist. Verify its name in the URL."),
     (VERSION, "The server is older than PostgreSQL 14, which cannot be relied on. Upgrade the server."),
-    (STANDBY, "The server is a standby that cannot decode its WAL logically. Connect to the primary, or list all hosts in the URL."),
+    (
+        STANDBY,
+        "The server is a standby that cannot decode its WAL logically. Connect to the primary, or list all hosts in the URL.",
+    ),
     (WAL_LEVEL, "wal_level is not logical. Set it and restart the server."),
-    (TOO_MANY_CONNECTIONS, "All connections or WAL senders of the server are in use. Raise max_connections or max_wal_senders, or end idle ones; waljet tries again."),
-    (SLOTS_EXHAUSTED, "All replication slots are in use. Drop an unused one or raise max_replication_slots; waljet tries again."),
+    (
+        TOO_MANY_CONNECTIONS,
+        "All connections or WAL senders of the server are in use. Raise max_connections or max_wal_senders, or end idle ones; waljet tries again.",
+    ),
+    (
+        SLOTS_EXHAUSTED,
+        "All replication slots are in use. Drop an unused one or raise max_replication_slots; waljet tries again.",
+    ),
     (UNSUPPORTED, "The server cannot do what was asked of it. Its message says what."),
-    (PROTOCOL, "The server sent something that the replication protocol does not allow at that place. waljet connects again; if it lasts, something stands between waljet and PostgreSQL."),
-    (SERVER, "The server reported an error that has no code of its own here. waljet tries again; the server's message and SQLSTATE say what it is."),
-    (SLOT_NAME, "A slot's name may hold lower-case letters, digits and underscores only, at most 63. Choose another one."),
-    (SLOT_MISSING, "The replication slot does not exist. If the relay never ran, `waljet init` creates it; if it did, events committed since its last position are not in any slot and must be brought by hand."),
-    (SLOT_ACTIVE, "Another session reads the slot. End it, or wait: the server notices a dead reader within wal_sender_timeout."),
-    (SLOT_PLUGIN, "The slot is physical, or uses another output plugin than pgoutput. Choose another slot name, or drop the slot."),
+    (
+        PROTOCOL,
+        "The server sent something that the replication protocol does not allow at that place. waljet connects again; if it lasts, something stands between waljet and PostgreSQL.",
+    ),
+    (
+        SERVER,
+        "The server reported an error that has no code of its own here. waljet tries again; the server's message and SQLSTATE say what it is.",
+    ),
+    (
+        SLOT_NAME,
+        "A slot's name may hold lower-case letters, digits and underscores only, at most 63. Choose another one.",
+    ),
+    (
+        SLOT_MISSING,
+        "The replication slot does not exist. If the relay never ran, `waljet init` creates it; if it did, events committed since its last position are not in any slot and must be brought by hand.",
+    ),
+    (
+        SLOT_ACTIVE,
+        "Another session reads the slot. End it, or wait: the server notices a dead reader within wal_sender_timeout.",
+    ),
+    (
+        SLOT_PLUGIN,
+        "The slot is physical, or uses another output plugin than pgoutput. Choose another slot name, or drop the slot.",
+    ),
     (SLOT_DATABASE, "The slot belongs to another database. Connect to that one, or choose another slot name."),
-    (SLOT_TWO_PHASE, "The slot sends transactions when they are prepared, even if they are rolled back later. Recreate it with two_phase off."),
-    (SLOT_INVALIDATED, "The server removed WAL that the slot still needed and invalidated the slot: events are missing from it. Drop it, create it again and bring the missing events from the table."),
-    (SLOT_MOVED, "The slot's confirmed position lies past what this relay confirmed: somebody else read or advanced it. Events in between were not published; see `waljet replay`."),
-    (SLOT_BLOCKED, "A slot can only be created once every transaction that was open before has ended, and one did not. End it and try again; no slot was left behind."),
+    (
+        SLOT_TWO_PHASE,
+        "The slot sends transactions when they are prepared, even if they are rolled back later. Recreate it with two_phase off.",
+    ),
+    (
+        SLOT_INVALIDATED,
+        "The server removed WAL that the slot still needed and invalidated the slot: events are missing from it. Drop it, create it again and bring the missing events from the table.",
+    ),
+    (
+        SLOT_MOVED,
+        "The slot's confirmed position lies past what this relay confirmed: somebody else read or advanced it. Events in between were not published; see `waljet replay`.",
+    ),
+    (
+        SLOT_BLOCKED,
+        "A slot can only be created once every transaction that was open before has ended, and one did not. End it and try again; no slot was left behind.",
+    ),
     (SLOT_ADVANCE, "A slot's confirmed position only moves forward. Choose a position past the current one."),
-    (WAL_BEHIND, "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. See `waljet seek`."),
-    (WAL_REMOVED, "A WAL file that the slot needs is gone. Events are missing; recreate the slot and bring them from the table."),
-    (UNCONFIRMED, "The server did not take the last position before the connection was closed. Some events will be sent again and be found to be duplicates."),
-    (TABLE_MISSING, "The outbox table does not exist in this database. `waljet init` creates it, or mend outbox.table."),
-    (TABLE_KIND, "The relation is a view, a foreign table, unlogged or temporary: its rows do not reach the WAL. Use an ordinary or a partitioned table."),
+    (
+        WAL_BEHIND,
+        "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. See `waljet seek`.",
+    ),
+    (
+        WAL_REMOVED,
+        "A WAL file that the slot needs is gone. Events are missing; recreate the slot and bring them from the table.",
+    ),
+    (
+        UNCONFIRMED,
+        "The server did not take the last position before the connection was closed. Some events will be sent again and be found to be duplicates.",
+    ),
+    (
+        TABLE_MISSING,
+        "The outbox table does not exist in this database. `waljet init` creates it, or mend outbox.table.",
+    ),
+    (
+        TABLE_KIND,
+        "The relation is a view, a foreign table, unlogged or temporary: its rows do not reach the WAL. Use an ordinary or a partitioned table.",
+    ),
     (COLUMN_MISSING, "Columns that the mapping names are not in the table. Mend [outbox.columns] or the table."),
-    (COLUMN_UNPUBLISHED, "A mapped column is generated, or left out by the publication's column list, and so is never sent. Mend the publication or the mapping."),
-    (PUBLICATION_MISSING, "The publication does not exist, or did not exist at the place in the WAL that the slot stands at. Rows written meanwhile are skipped by the server for good."),
-    (PUBLICATION_TABLE, "The publication does not hold the outbox table, so its rows are skipped by the server without a word. Add the table."),
+    (
+        COLUMN_UNPUBLISHED,
+        "A mapped column is generated, or left out by the publication's column list, and so is never sent. Mend the publication or the mapping.",
+    ),
+    (
+        PUBLICATION_MISSING,
+        "The publication does not exist, or did not exist at the place in the WAL that the slot stands at. Rows written meanwhile are skipped by the server for good.",
+    ),
+    (
+        PUBLICATION_TABLE,
+        "The publication does not hold the outbox table, so its rows are skipped by the server without a word. Add the table.",
+    ),
     (PUBLICATION_INSERT, "The publication does not publish inserts. Set publish = 'insert'."),
-    (PUBLICATION_ROOT, "The publication sends the rows under the name of another table of the partition tree. Set publish_via_partition_root, or name that table in outbox.table."),
+    (
+        PUBLICATION_ROOT,
+        "The publication sends the rows under the name of another table of the partition tree. Set publish_via_partition_root, or name that table in outbox.table.",
+    ),
 ];
 
 /// What a SQLSTATE obliges. Whatever is not in the table is retried: doubt never loses data.
@@ -219,11 +303,17 @@ fn own_hint(code: Code) -> Option<&'static str> {
         POOLER => "connect to PostgreSQL directly, not to a pooler",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",
-        SLOTS_EXHAUSTED => "drop an unused slot (SELECT slot_name, active FROM pg_replication_slots), or raise max_replication_slots",
-        SLOT_MISSING => "waljet init creates it; if the relay ran before, events since its last position must be brought by hand",
+        SLOTS_EXHAUSTED => {
+            "drop an unused slot (SELECT slot_name, active FROM pg_replication_slots), or raise max_replication_slots"
+        }
+        SLOT_MISSING => {
+            "waljet init creates it; if the relay ran before, events since its last position must be brought by hand"
+        }
         SLOT_INVALIDATED => "the slot can only be dropped; see SELECT slot_name, wal_status FROM pg_replication_slots",
         STANDBY => "connect to the primary",
-        PUBLICATION_MISSING => "waljet init creates it; rows between the slot's position and its creation are skipped by the server",
+        PUBLICATION_MISSING => {
+            "waljet init creates it; rows between the slot's position and its creation are skipped by the server"
+        }
         _ => return None,
     })
 }

@@ -84,10 +84,7 @@ fn roots(path: Option<&Path>) -> Result<RootCertStore, Fault> {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let unread = |error| fault(format!("could not read the certificates in {}", path.display())).cause(error);
-    let all = CertificateDer::pem_file_iter(path)
-        .map_err(unread)?
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(unread)?;
+    let all = CertificateDer::pem_file_iter(path).map_err(unread)?.collect::<Result<Vec<_>, _>>().map_err(unread)?;
     if all.is_empty() { Err(fault(format!("{} holds no certificate", path.display()))) } else { Ok(all) }
 }
 
@@ -96,11 +93,9 @@ fn handshake_fault(host: &str, error: std::io::Error) -> Fault {
     match tls {
         // A connection that breaks in the handshake says nothing about certificates.
         None => crate::error::lost("agree on TLS", error),
-        Some(rustls::Error::InvalidCertificate(_)) => {
-            fault(format!("the certificate of {host} could not be verified"))
-                .hint("sslrootcert has to hold the authority that signed it; verify-full needs the host's name in it")
-                .cause(error)
-        }
+        Some(rustls::Error::InvalidCertificate(_)) => fault(format!("the certificate of {host} could not be verified"))
+            .hint("sslrootcert has to hold the authority that signed it; verify-full needs the host's name in it")
+            .cause(error),
         Some(_) => fault(format!("could not agree on TLS with {host}")).cause(error),
     }
 }

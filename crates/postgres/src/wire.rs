@@ -140,8 +140,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         let password = options.password()?;
         let known = || {
             password.as_deref().ok_or_else(|| {
-                Fault::new(AUTHENTICATION, Action::Halt, format!("the server asks for a password of {}, and there is none", options.user()))
-                    .hint("set a password or a password file in [postgres]")
+                Fault::new(
+                    AUTHENTICATION,
+                    Action::Halt,
+                    format!("the server asks for a password of {}, and there is none", options.user()),
+                )
+                .hint("set a password or a password file in [postgres]")
             })
         };
         let binding = options.channel_binding();
@@ -157,15 +161,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 return Err(unexpected(message.tag));
             }
             let (method, data) = parse_auth_request(&message.payload).map_err(error::protocol)?;
-            if binding == ChannelBinding::Require && !bound && matches!(method, auth::OK | auth::CLEARTEXT_PASSWORD | auth::MD5_PASSWORD) {
-                return Err(Fault::new(AUTHENTICATION, Action::Halt, "channel_binding=require, and the server did not bind the password to the channel")
-                    .hint("use sslmode=verify-full and a scram-sha-256 line in pg_hba.conf"));
+            if binding == ChannelBinding::Require
+                && !bound
+                && matches!(method, auth::OK | auth::CLEARTEXT_PASSWORD | auth::MD5_PASSWORD)
+            {
+                return Err(Fault::new(
+                    AUTHENTICATION,
+                    Action::Halt,
+                    "channel_binding=require, and the server did not bind the password to the channel",
+                )
+                .hint("use sslmode=verify-full and a scram-sha-256 line in pg_hba.conf"));
             }
             match method {
                 auth::OK => return Ok(()),
                 auth::CLEARTEXT_PASSWORD => self.send_password(known()?).await?,
                 auth::MD5_PASSWORD => {
-                    let salt = data.first_chunk::<4>().ok_or_else(|| error::protocol("it sent an md5 salt that is too short"))?;
+                    let salt = data
+                        .first_chunk::<4>()
+                        .ok_or_else(|| error::protocol("it sent an md5 salt that is too short"))?;
                     let hash = md5_hash(options.user().as_bytes(), known()?, *salt);
                     self.send_password(hash.as_bytes()).await?;
                 }
@@ -205,7 +218,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             loop {
                 let message = self.read(context).await?;
                 match message.tag {
-                    b'D' => rows.push(data_row(&message.payload).ok_or_else(|| error::protocol("it sent a row that ends early"))?),
+                    b'D' => rows.push(
+                        data_row(&message.payload).ok_or_else(|| error::protocol("it sent a row that ends early"))?,
+                    ),
                     b'Z' => return Ok(rows),
                     b'T' | b'C' | b'S' | b'N' => {}
                     tag => return Err(unexpected(tag)),
@@ -270,7 +285,11 @@ fn choose_mechanism(
         None if offers(sasl::SCRAM_SHA_256) => Ok((sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported())),
         _ => {
             let names = String::from_utf8_lossy(offered).replace('\0', " ");
-            Err(Fault::new(AUTHENTICATION_METHOD, Action::Halt, format!("expected SCRAM-SHA-256 to be offered, found {}", names.trim())))
+            Err(Fault::new(
+                AUTHENTICATION_METHOD,
+                Action::Halt,
+                format!("expected SCRAM-SHA-256 to be offered, found {}", names.trim()),
+            ))
         }
     }
 }
