@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 use waljet_pgoutput::Lsn;
 
-use crate::lane::Item;
+use crate::queue::Item;
 use crate::retry::Backoff;
 use crate::status::{EndState, Monitor};
 use crate::transaction::{Assembler, Step};

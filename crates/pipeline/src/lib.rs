@@ -33,6 +33,7 @@ pub mod metrics;
 pub mod options;
 pub mod outbox;
 pub mod position;
+mod queue;
 pub mod retry;
 pub mod route;
 mod run;

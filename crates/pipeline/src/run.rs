@@ -8,7 +8,8 @@ use waljet_pgoutput::Lsn;
 
 use crate::error;
 use crate::intake::Intake;
-use crate::lane::{Lane, Queue, QueueOptions};
+use crate::lane::Lane;
+use crate::queue::{Item, Queue, QueueOptions};
 use crate::retry::Backoff;
 use crate::status::Monitor;
 use crate::transaction::Assembler;
@@ -23,7 +24,7 @@ const ITEMS: usize = 256;
 pub struct Pipeline<S, K> {
     intake: Intake<S>,
     lane: Lane<K>,
-    items: mpsc::Sender<crate::lane::Item>,
+    items: mpsc::Sender<Item>,
     confirmed: watch::Receiver<Option<Lsn>>,
 }
 

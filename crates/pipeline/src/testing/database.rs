@@ -165,7 +165,7 @@ impl Source for ScriptedSource {
         self.next = state.transactions.partition_point(|tx| tx.commit_lsn < start);
         self.connected = true;
         for (oid, name) in [(OUTBOX, "outbox"), (FOREIGN, "foreign")] {
-            self.queue.push_back(change(start, Message::Relation(relation(oid, name))));
+            self.queue.push_back(change(start, &Message::Relation(relation(oid, name))));
         }
         let wal_end = state.wal_end();
         Ok(Identity { history: HISTORY, wal_end, switch_points: Vec::new(), slot_confirmed: state.slot_confirmed })
@@ -252,10 +252,10 @@ fn frames(tx: &Transaction) -> Vec<Frame> {
     let mut messages = vec![Message::Begin(begin)];
     messages.extend(tx.changes.iter().map(row));
     messages.push(Message::Commit(commit));
-    messages.into_iter().map(|message| change(tx.end_lsn, message)).collect()
+    messages.iter().map(|message| change(tx.end_lsn, message)).collect()
 }
 
-fn change(wal_end: Lsn, message: Message) -> Frame {
+fn change(wal_end: Lsn, message: &Message) -> Frame {
     let data = message.to_bytes().expect("a message made here fits the wire format");
     Frame::Change { wal_end, data }
 }
