@@ -169,7 +169,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Picks the numbers out of a version text, up to the first word after them.
-fn numbers(text: &str) -> Vec<u32> {
+pub(crate) fn numbers(text: &str) -> Vec<u32> {
     let digits = text.trim_start_matches(|c: char| !c.is_ascii_digit());
     let end = digits.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(digits.len());
     digits[..end].split('.').filter_map(|part| part.parse().ok()).collect()

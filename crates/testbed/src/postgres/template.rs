@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Auth, PostgresOptions, ROLE};
 use crate::{
-    binaries::version,
+    binaries::{numbers, version},
     folder::{cache, give, make_private, open_lock},
     process::log_tail,
     spawn::{Account, ServerCommand},
@@ -37,11 +37,12 @@ fn template(options: &PostgresOptions) -> Result<PathBuf> {
     if path.exists() {
         return Ok(path);
     }
-    let lock = open_lock(&path.with_extension("lock"))?;
+    let beside = |suffix: &str| PathBuf::from(format!("{}.{suffix}", path.display()));
+    let lock = open_lock(&beside("lock"))?;
     lock.lock().context("lock the template")?;
     // Another process may have made it while we waited for the lock.
     if !path.exists() {
-        let draft = path.with_extension("draft");
+        let draft = beside("draft");
         if draft.exists() {
             fs::remove_dir_all(&draft).with_context(|| format!("remove the old {}", draft.display()))?;
         }
@@ -56,8 +57,8 @@ fn key(options: &PostgresOptions) -> Result<String> {
     let version = version(&options.bin.join("initdb"))?;
     let mut hasher = DefaultHasher::new();
     (&version, &options.bin, &options.auth, &options.initdb).hash(&mut hasher);
-    let short: String = version.chars().filter(|c| c.is_ascii_digit() || *c == '.').take(8).collect();
-    Ok(format!("postgres-{short}-uid-{}-{:016x}", Account::for_servers()?.uid, hasher.finish()))
+    let major = numbers(&version).first().copied().unwrap_or_default();
+    Ok(format!("postgres-{major}-uid-{}-{:016x}", Account::for_servers()?.uid, hasher.finish()))
 }
 
 fn initdb(options: &PostgresOptions, data: &Path) -> Result<()> {

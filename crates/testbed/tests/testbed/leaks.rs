@@ -17,6 +17,7 @@ const ENDING: &str = "WALJET_TESTBED_ENDING";
 
 /// Not a test of its own: it is what the next one runs.
 #[tokio::test]
+#[allow(clippy::disallowed_methods, reason = "to end without closing anything is the point")]
 async fn start_servers_and_end_badly() {
     let Ok(ending) = env::var(ENDING) else { return };
     let pair = Pair::newest().unwrap();
