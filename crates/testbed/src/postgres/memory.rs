@@ -43,13 +43,14 @@ impl Segment {
         (result == 0 && self.same_key(&found)).then_some(found)
     }
 
-    #[cfg(target_os = "linux")]
+    // The field has another name in other C libraries.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn same_key(self, found: &libc::shmid_ds) -> bool {
         // PostgreSQL prints the key as unsigned, the kernel holds it signed.
         i64::from(found.shm_perm.__key as u32) == self.key
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     fn same_key(self, _found: &libc::shmid_ds) -> bool {
         self.key != 0
     }
