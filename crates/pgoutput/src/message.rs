@@ -1,6 +1,7 @@
 //! The messages of `pgoutput` (PostgreSQL manual, section 54.9, "Logical Replication Message Formats").
 //!
-//! Names are bytes, since a database in `SQL_ASCII` may hold any.
+//! Names are bytes, since a database in `SQL_ASCII` may hold any. They, and every other `Bytes` here,
+//! are slices of the received buffer when they come from the decoder.
 //!
 //! Messages that a later protocol version added carry that version in their description. Between
 //! [`StreamStart`] and `StreamStop`, versions 2 and up put the transaction's id before the rest of
@@ -10,7 +11,16 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::{Lsn, Tuple};
+use crate::{Kind, Lsn, Tuple};
+
+/// Bit 0 of a column's flags.
+pub(crate) const COLUMN_KEY: u8 = 1;
+/// Bit 0 of the flags of [`LogicalMessage`].
+pub(crate) const MESSAGE_TRANSACTIONAL: u8 = 1;
+/// Bit 0 of the options of [`Truncate`].
+pub(crate) const TRUNCATE_CASCADE: u8 = 1;
+/// Bit 1 of the options of [`Truncate`].
+pub(crate) const TRUNCATE_RESTART_IDENTITY: u8 = 2;
 
 /// The object identifier of a relation or a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +106,34 @@ pub enum Message {
     StreamPrepare(Prepare),
 }
 
+impl Message {
+    /// Returns which kind of message it is.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Begin(_) => Kind::Begin,
+            Self::Commit(_) => Kind::Commit,
+            Self::Origin(_) => Kind::Origin,
+            Self::Relation(_) => Kind::Relation,
+            Self::Type(_) => Kind::Type,
+            Self::Insert(_) => Kind::Insert,
+            Self::Update(_) => Kind::Update,
+            Self::Delete(_) => Kind::Delete,
+            Self::Truncate(_) => Kind::Truncate,
+            Self::Message(_) => Kind::Message,
+            Self::StreamStart(_) => Kind::StreamStart,
+            Self::StreamStop => Kind::StreamStop,
+            Self::StreamCommit(_) => Kind::StreamCommit,
+            Self::StreamAbort(_) => Kind::StreamAbort,
+            Self::BeginPrepare(_) => Kind::BeginPrepare,
+            Self::Prepare(_) => Kind::Prepare,
+            Self::CommitPrepared(_) => Kind::CommitPrepared,
+            Self::RollbackPrepared(_) => Kind::RollbackPrepared,
+            Self::StreamPrepare(_) => Kind::StreamPrepare,
+        }
+    }
+}
+
 /// The start of a transaction that is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begin {
@@ -136,7 +174,8 @@ pub struct Relation {
     pub xid: Option<Xid>,
     /// What later messages call the table.
     pub oid: Oid,
-    /// The schema; `pg_catalog` where the wire has an empty name.
+    /// The schema as sent: empty for `pg_catalog`, so that encoding restores the bytes. See
+    /// [`schema_name`](Self::schema_name).
     pub schema: Bytes,
     /// The table's name.
     pub name: Bytes,
@@ -144,6 +183,14 @@ pub struct Relation {
     pub replica_identity: ReplicaIdentity,
     /// The published columns in row order.
     pub columns: Vec<Column>,
+}
+
+impl Relation {
+    /// Returns the schema's name, `pg_catalog` where an empty one was sent.
+    #[must_use]
+    pub fn schema_name(&self) -> &[u8] {
+        schema_name(&self.schema)
+    }
 }
 
 /// `pg_class.relreplident`.
@@ -179,10 +226,24 @@ pub struct Type {
     pub xid: Option<Xid>,
     /// The type's identifier.
     pub oid: Oid,
-    /// The schema; `pg_catalog` where the wire has an empty name.
+    /// The schema as sent: empty for `pg_catalog`, so that encoding restores the bytes. See
+    /// [`schema_name`](Self::schema_name).
     pub schema: Bytes,
     /// The type's name.
     pub name: Bytes,
+}
+
+impl Type {
+    /// Returns the schema's name, `pg_catalog` where an empty one was sent.
+    #[must_use]
+    pub fn schema_name(&self) -> &[u8] {
+        schema_name(&self.schema)
+    }
+}
+
+/// PostgreSQL leaves out the name of the schema that most types are in, to save bytes.
+fn schema_name(sent: &Bytes) -> &[u8] {
+    if sent.is_empty() { b"pg_catalog" } else { sent }
 }
 
 /// A new row.

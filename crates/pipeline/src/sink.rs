@@ -1,7 +1,9 @@
 //! The edge towards the broker: one lane to one stream.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Serialize;
 
@@ -22,7 +24,10 @@ use crate::{Fault, OutboundMessage, Position};
 /// After an error the caller opens a new generation and sends again from the first message that is not
 /// known to be stored.
 pub trait Sink: Send {
-    /// Begins a generation: connects where needed, verifies the stream and reads what its tail holds.
+    /// Begins a generation: connects where needed, verifies the stream and reads back what it holds.
+    ///
+    /// `from` is the position of the first event that is not known to be stored; the stream is read back
+    /// from there, by event id, so that nothing is stored twice however long ago it was stored first.
     ///
     /// # Errors
     ///
@@ -31,7 +36,7 @@ pub trait Sink: Send {
     /// # Cancel safety
     ///
     /// A cancelled call leaves the sink without a generation.
-    fn open(&mut self) -> impl Future<Output = Result<Opened, Fault>> + Send;
+    fn open(&mut self, from: &Position) -> impl Future<Output = Result<Opened, Fault>> + Send;
 
     /// Hands one message to the connection, without waiting for the broker. `token` counts from 0 in each
     /// generation.
@@ -74,11 +79,40 @@ pub struct Opened {
     pub mode: PublisherMode,
     /// The stream's last sequence.
     pub last_sequence: u64,
-    /// The position of the last event of this relay that the stream holds. Since nothing can overtake, all
-    /// events up to it are stored. `None` where the stream does not hold one.
+    /// The position of the last event of a relay that the stream holds; `None` where it does not hold one.
     pub tail: Option<Position>,
+    /// The events at or past the position that the generation was opened from.
+    pub stored: Stored,
     /// How many messages may be unacknowledged at once in this generation.
     pub max_in_flight: usize,
+}
+
+/// Which events are stored already, by id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// The digests of their ids.
+    pub ids: HashSet<IdDigest>,
+    /// How far was read. `None` where all was; otherwise events past this position may be stored too, and
+    /// the next generation is to be opened from the first of them.
+    pub through: Option<Position>,
+}
+
+/// 128 bits of an event id: enough to hold millions of ids in little memory, and for no two of them to
+/// be taken for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdDigest(u64, u64);
+
+impl IdDigest {
+    /// Digests an event id.
+    #[must_use]
+    pub fn of(id: &str) -> Self {
+        let half = |salt: u64| {
+            let mut hasher = DefaultHasher::new();
+            (salt, id).hash(&mut hasher);
+            hasher.finish()
+        };
+        Self(half(1), half(2))
+    }
 }
 
 /// How a lane keeps messages from overtaking each other.

@@ -1,0 +1,92 @@
+//! The pipeline: two halves, run together as one task.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+use waljet_pgoutput::Lsn;
+
+use crate::error;
+use crate::intake::Intake;
+use crate::lane::{Lane, Queue, QueueOptions};
+use crate::retry::Backoff;
+use crate::status::Monitor;
+use crate::transaction::Assembler;
+use crate::window::Budget;
+use crate::{Action, Fault, PipelineOptions, Sink, Source};
+
+/// Items on their way between the halves. Events are bounded by the window; this bounds the marks between them.
+const ITEMS: usize = 256;
+
+/// Moves events from a source to a sink until it is stopped.
+#[derive(Debug)]
+pub struct Pipeline<S, K> {
+    intake: Intake<S>,
+    lane: Lane<K>,
+    items: mpsc::Sender<crate::lane::Item>,
+    confirmed: watch::Receiver<Option<Lsn>>,
+}
+
+/// How a stop went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// The last confirmed position.
+    pub confirmed: Option<Lsn>,
+    /// Whether every event that was received was stored.
+    pub drained: bool,
+}
+
+impl<S: Source, K: Sink> Pipeline<S, K> {
+    /// Puts a pipeline together. `seed` decides the jitter of its pauses.
+    #[must_use]
+    pub fn new(source: S, sink: K, options: PipelineOptions, monitor: Arc<Monitor>, seed: u64) -> Self {
+        let (items, receiver) = mpsc::channel(ITEMS);
+        let (confirmed_sender, confirmed) = watch::channel(None);
+        let budget = Arc::new(Budget::new(options.window));
+        let intake = Intake {
+            source,
+            assembler: Assembler::new(options.outbox, options.route, options.headers),
+            backoff: Backoff::new(options.retry, seed),
+            budget: Arc::clone(&budget),
+            monitor: Arc::clone(&monitor),
+            confirmed: confirmed.clone(),
+        };
+        let queue = Queue::new(QueueOptions {
+            items: receiver,
+            budget,
+            monitor,
+            confirmed: confirmed_sender,
+            clock: options.clock,
+            drain_timeout: options.drain_timeout,
+            accept_gap: options.accept_gap,
+        });
+        let lane = Lane { sink, backoff: Backoff::new(options.retry, !seed), queue };
+        Self { intake, lane, items, confirmed }
+    }
+
+    /// Runs until `stop` turns true; then takes nothing more, waits for what is unacknowledged up to the drain
+    /// timeout, and confirms it.
+    ///
+    /// # Errors
+    ///
+    /// A fault that only a person can mend. What was stored until then was confirmed.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time: nothing that is not stored was confirmed.
+    pub async fn run(self, stop: watch::Receiver<bool>) -> Result<Stopped, Fault> {
+        let Self { mut intake, mut lane, items, confirmed } = self;
+        let result = tokio::try_join!(intake.run(items, stop), lane.run());
+        let confirmed = *confirmed.borrow();
+        if let Err(fault) = intake.source.close(confirmed).await {
+            warn!(code = %fault.code, error = fault.summary(), "the last position may not have been taken");
+        }
+        let ((), drained) = result?;
+        if !drained {
+            let fault = Fault::new(error::NOT_DRAINED, Action::Retry, "stopped with events unacknowledged");
+            warn!(code = %fault.code, "{fault}");
+        }
+        info!(confirmed = %confirmed.unwrap_or(Lsn::ZERO), drained, "stopped");
+        Ok(Stopped { confirmed, drained })
+    }
+}
