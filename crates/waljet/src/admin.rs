@@ -18,7 +18,7 @@ use waljet_pipeline::Fault;
 use crate::error::{ADMIN_LISTEN, halt};
 use listener::{LIFETIME, LimitedListener};
 
-/// What the endpoint tells, taken anew for each request.
+/// What the endpoint tells, taken anew for each request; taking it sets the gauges.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     /// Why the process should be restarted, where it should.
@@ -121,6 +121,8 @@ async fn status(State(answers): State<Answers>) -> Response {
 
 /// Tells the metrics in Prometheus' text format.
 async fn metrics(State(answers): State<Answers>) -> Response {
+    // Gauges are set as the snapshot is taken, so that they cannot disagree with it.
+    (answers.source)();
     let mut body = Vec::new();
     match TextEncoder::new().encode(&answers.registry.gather(), &mut body) {
         Ok(()) => answer(StatusCode::OK, prometheus::TEXT_FORMAT, body),

@@ -1,6 +1,6 @@
 //! What keys must fulfil together, and values that are more than text.
 
-use waljet_pipeline::Fault;
+use waljet_pipeline::{Fault, InvalidTemplate, Route, UnsafeToken, headers};
 
 use super::key::variable;
 use super::resolve::Effective;
@@ -29,6 +29,7 @@ pub(crate) fn check(effective: &Effective, faults: &mut Vec<Fault>) {
     let rules = Rules { effective };
     faults.extend(rules.postgres());
     faults.extend(rules.outbox());
+    faults.extend(rules.route());
     faults.extend(rules.nats());
     faults.extend(rules.order("retry.initial", "retry.max"));
     if rules.duration("stream.max_age").is_some_and(|age| !age.is_zero()) {
@@ -56,6 +57,13 @@ pub(crate) fn conninfo(effective: &Effective) -> Secret {
         }
     }
     Secret::new(text)
+}
+
+/// Reads the template of the subject.
+pub(crate) fn route(effective: &Effective) -> Result<Route, InvalidTemplate> {
+    let text = |path| plain(effective, path).unwrap_or_default();
+    let refuse = text("route.unsafe_token") == "refuse";
+    Route::new(&text("route.subject"), if refuse { UnsafeToken::Refuse } else { UnsafeToken::Escape })
 }
 
 /// Writes keys as ` name='value'`.
@@ -135,15 +143,37 @@ impl Rules<'_> {
         faults
     }
 
-    /// Headers need their columns, and no column can be two things.
+    /// Headers and subjects need the columns that they are made of.
     fn outbox(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
+        let subject = plain(self.effective, "route.subject").unwrap_or_default();
         for name in ["schema_version", "tenant_id"] {
             let (header, column) = (format!("headers.{name}"), format!("outbox.columns.{name}"));
-            let absent = self.value(&column).is_some_and(|value| *value == Value::Text(String::new()));
-            if self.value(&header) == Some(&Value::Bool(true)) && absent {
-                faults.push(self.conflict_text(&header, &format!("{column} is \"\": there is no such column to send")));
+            if self.value(&column).is_none_or(|value| *value != Value::Text(String::new())) {
+                continue;
             }
+            let absent = format!("{column} is \"\": there is no such column");
+            if self.value(&header) == Some(&Value::Bool(true)) {
+                faults.push(self.conflict_text(&header, &absent));
+            }
+            if subject.contains(&format!("{{{name}}}")) {
+                faults.push(self.conflict_text("route.subject", &absent));
+            }
+        }
+        faults
+    }
+
+    /// The template makes subjects, and what is sent with every event can be a header.
+    fn route(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        if let Err(error) = route(self.effective) {
+            let subject = plain(self.effective, "route.subject").unwrap_or_default();
+            let what = format!("expected a template such as outbox.{{event_type}}, found {subject:?}");
+            faults.push(self.wrong("route.subject", &what).cause(error));
+        }
+        let content_type = plain(self.effective, "headers.content_type");
+        if content_type.is_some_and(|text| !headers::is_value(&text)) {
+            faults.push(self.wrong("headers.content_type", "expected a text without control characters"));
         }
         faults
     }
@@ -313,7 +343,7 @@ mod tests {
             [
                 "postgres.url (w.toml:2) and postgres.host (w.toml:3) exclude each other",
                 "postgres.sslcert (w.toml:4) needs postgres.sslkey, which is not set",
-                "headers.tenant_id (w.toml:15): outbox.columns.tenant_id is \"\": there is no such column to send",
+                "headers.tenant_id (w.toml:15): outbox.columns.tenant_id is \"\": there is no such column",
                 "nats.credentials (w.toml:9) and nats.token (w.toml:7) exclude each other",
                 "nats.password (w.toml:6) needs nats.user, which is not set",
                 "nats.jwt (w.toml:8) needs nats.nkey, which is not set",
@@ -331,6 +361,21 @@ mod tests {
         let found = faults(text).join("\n");
         assert_eq!(found.lines().count(), 4, "{found}");
         assert!(!found.contains("hunter2"), "{found}");
+    }
+
+    #[test]
+    fn a_template_that_makes_no_subject_or_needs_a_missing_column_is_refused() {
+        let with = |subject: &str| {
+            faults(&format!(
+                "[postgres]\nurl = \"postgres://a@b/c\"\n[outbox]\npreset = \"debezium\"\n[route]\nsubject = \"{subject}\"\n"
+            ))
+        };
+        assert_eq!(
+            with("events.{tenant_id}"),
+            ["route.subject (w.toml:6): outbox.columns.tenant_id is \"\": there is no such column"]
+        );
+        assert_eq!(with("{event_type}").len(), 1);
+        assert_eq!(with("events.{event_type}"), Vec::<String>::new());
     }
 
     #[test]

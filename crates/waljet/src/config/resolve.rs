@@ -4,25 +4,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use waljet_pipeline::{Code, Fault};
+use waljet_pipeline::{Code, Columns, Fault};
 
 use super::key::{Key, Kind, later, nearest, variable};
 use super::keys::KEYS;
 use super::origin::{Given, Origin};
 use super::value::{Raw, Value};
 use crate::error::{CONFIG_CONFLICT, CONFIG_NOT_IN_THIS_VERSION, CONFIG_UNKNOWN_KEY, CONFIG_VALUE, SECRET_FILE, halt};
-
-/// The column names of the presets: key, `waljet`, `debezium`.
-const PRESETS: [(&str, &str, &str); 8] = [
-    ("outbox.columns.id", "id", "id"),
-    ("outbox.columns.aggregate_type", "aggregate_type", "aggregatetype"),
-    ("outbox.columns.aggregate_id", "aggregate_id", "aggregateid"),
-    ("outbox.columns.event_type", "event_type", "type"),
-    ("outbox.columns.payload", "payload", "payload"),
-    ("outbox.columns.headers", "headers", ""),
-    ("outbox.columns.tenant_id", "tenant_id", ""),
-    ("outbox.columns.schema_version", "schema_version", ""),
-];
 
 /// Reads the file of a secret.
 pub(crate) type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
@@ -176,14 +164,27 @@ fn default(key: &'static Key) -> Entry {
 /// Fills in the column names that the preset stands for.
 fn apply_preset(effective: &mut Effective) {
     let Some(Value::Text(preset)) = effective.value("outbox.preset").cloned() else { return };
-    for (path, waljet, debezium) in PRESETS {
-        let name = if preset == "debezium" { debezium } else { waljet };
+    for (path, name) in preset_columns(if preset == "debezium" { Columns::debezium() } else { Columns::waljet() }) {
         let entry = effective.entries.iter_mut().find(|entry| entry.key.path == path && entry.value.is_none());
         if let Some(entry) = entry {
-            entry.value = Some(Value::Text(name.to_owned()));
+            entry.value = Some(Value::Text(name));
             entry.origin = Origin::Preset(preset.clone());
         }
     }
+}
+
+/// Returns the column of each key; the empty text for one that the preset does not have.
+fn preset_columns(columns: Columns) -> [(&'static str, String); 8] {
+    [
+        ("outbox.columns.id", columns.id),
+        ("outbox.columns.aggregate_type", columns.aggregate_type),
+        ("outbox.columns.aggregate_id", columns.aggregate_id),
+        ("outbox.columns.event_type", columns.event_type),
+        ("outbox.columns.payload", columns.payload),
+        ("outbox.columns.headers", columns.headers.unwrap_or_default()),
+        ("outbox.columns.tenant_id", columns.tenant_id.unwrap_or_default()),
+        ("outbox.columns.schema_version", columns.schema_version.unwrap_or_default()),
+    ]
 }
 
 #[cfg(test)]
