@@ -1,5 +1,6 @@
 //! The admin endpoint: `/livez`, `/readyz`, `/status` and `/metrics` over HTTP, to read only.
 
+pub(crate) mod client;
 mod listener;
 
 use std::net::SocketAddr;

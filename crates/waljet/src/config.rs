@@ -241,8 +241,8 @@ mod tests {
     #[test]
     fn what_is_written_is_what_is_meant() {
         let text = "[postgres]\nurl = \"postgres://a@b/c\"\npassword_file = \"/run/pw\"\n[outbox]\npreset = \"debezium\"\n\
-                    [nats]\nurl = [\"nats://a:1\", \"nats://b:2\"]\ntoken_file = \"/run/token\"\n[nats.tls]\nfirst = true\n\
-                    [stream]\nmax_age = \"7d\"\n[admin]\nlisten = \"off\"\n";
+                    [nats]\nurl = [\"nats://a:1\", \"nats://b:2\"]\ntoken_file = \"/run/token\"\nmax_age = \"7d\"\n[nats.tls]\nfirst = true\n\
+                    [admin]\nlisten = \"off\"\n";
         let config = parsed(text);
         assert_eq!(config.postgres.conninfo.expose(), "postgres://a@b/c");
         assert_eq!(config.postgres.password_file.as_deref(), Some(Path::new("/run/pw")));

@@ -8,6 +8,7 @@ mod admin;
 mod cli;
 mod config;
 mod error;
+mod preflight;
 mod render;
 mod secret;
 mod signal;

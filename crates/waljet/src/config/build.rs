@@ -35,11 +35,11 @@ pub(super) fn build(effective: &Effective) -> Config {
         },
         nats: build_nats(&values),
         stream: Stream {
-            replicas: values.number("stream.replicas"),
+            replicas: values.number("nats.replicas"),
             storage: values.text("stream.storage"),
-            duplicate_window: values.duration("stream.duplicate_window"),
-            max_age: Some(values.duration("stream.max_age")).filter(|age| !age.is_zero()),
-            max_bytes: Some(values.number("stream.max_bytes")).filter(|bytes| *bytes > 0),
+            duplicate_window: values.duration("nats.duplicate_window"),
+            max_age: Some(values.duration("nats.max_age")).filter(|age| !age.is_zero()),
+            max_bytes: Some(values.number("nats.max_bytes")).filter(|bytes| *bytes > 0),
         },
         publisher: Publisher {
             mode: values.text("publisher.mode"),

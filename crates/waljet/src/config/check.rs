@@ -32,8 +32,8 @@ pub(crate) fn check(effective: &Effective, faults: &mut Vec<Fault>) {
     faults.extend(rules.route());
     faults.extend(rules.nats());
     faults.extend(rules.order("retry.initial", "retry.max"));
-    if rules.duration("stream.max_age").is_some_and(|age| !age.is_zero()) {
-        faults.extend(rules.order("stream.duplicate_window", "stream.max_age"));
+    if rules.duration("nats.max_age").is_some_and(|age| !age.is_zero()) {
+        faults.extend(rules.order("nats.duplicate_window", "nats.max_age"));
     }
     faults.extend(rules.log_level());
 }
@@ -336,8 +336,8 @@ mod tests {
     #[test]
     fn keys_that_exclude_or_need_each_other_are_named_all_at_once() {
         let text = "[postgres]\nurl = \"postgres://a@b/c\"\nhost = \"h\"\nsslcert = \"x\"\n[nats]\npassword = \"p\"\ntoken = \"t\"\njwt = \"j\"\n\
-                    credentials = \"c\"\ndomain = \"d\"\napi_prefix = \"e\"\n[retry]\ninitial = \"10s\"\n[headers]\ntenant_id = true\n\
-                    [outbox]\npreset = \"debezium\"\n[stream]\nmax_age = \"1m\"\n[log]\nlevel = \"a=b=c\"\n";
+                    credentials = \"c\"\ndomain = \"d\"\napi_prefix = \"e\"\nmax_age = \"1m\"\n[retry]\ninitial = \"10s\"\n[headers]\ntenant_id = true\n\
+                    [outbox]\npreset = \"debezium\"\n[log]\nlevel = \"a=b=c\"\n";
         assert_eq!(
             faults(text),
             [
@@ -349,7 +349,7 @@ mod tests {
                 "nats.jwt (w.toml:8) needs nats.nkey, which is not set",
                 "nats.domain (w.toml:10) and nats.api_prefix (w.toml:11) exclude each other",
                 "retry.initial (w.toml:13): 10s is longer than retry.max, which is 5s",
-                "stream.duplicate_window (default): 2m is longer than stream.max_age, which is 1m",
+                "nats.duplicate_window (default): 2m is longer than nats.max_age, which is 1m",
                 "log.level (w.toml:21): expected a level or a filter, found \"a=b=c\"",
             ]
         );
