@@ -1,1 +1,49 @@
-//! Placeholder.
+//! The sink of waljet: one lane to one NATS JetStream stream, written so that nothing can overtake.
+//!
+//! This crate must not see PostgreSQL. An event passes it like this: [`JetStreamSink`] opens a generation, for which it
+//! connects ([`connect`](connect())) and reads the stream's tail ([`Tail`]); the message gets its headers and is held
+//! against the limits; it goes out with a reply subject of its generation, and the answer that comes in there is an
+//! acknowledgement or ends the generation. What an answer obliges is one table in [`error`].
+
+mod base64;
+
+pub mod options;
+
+mod connect;
+
+mod api;
+
+mod subject;
+
+pub mod check;
+
+pub mod provision;
+
+pub mod tail;
+
+mod encode;
+
+mod ack;
+
+mod generation;
+
+mod explain;
+
+mod mode;
+
+pub mod sink;
+
+pub mod snapshot;
+
+pub mod error;
+
+pub use api::POSITION_HEADER;
+pub use async_nats::Client;
+pub use check::check;
+pub use connect::connect;
+pub use error::CODES;
+pub use options::{Auth, LaneOptions, ModeChoice, NatsOptions, Secret, StreamOptions, TlsOptions};
+pub use provision::{Done, Outcome, StreamSettings, init, plan};
+pub use sink::JetStreamSink;
+pub use snapshot::SinkWatch;
+pub use tail::{Tail, read_tail, read_tail_with};

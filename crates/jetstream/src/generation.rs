@@ -1,0 +1,165 @@
+//! A generation: messages under way, their acknowledgements in order, and what ends it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use async_nats::{Message, Subject, Subscriber};
+use tokio::time::Instant;
+use waljet_pipeline::{Ack, Action, Fault, OutboundMessage, Position, PublisherMode};
+
+use crate::ack::{self, Answer};
+use crate::encode::Limits;
+use crate::error::{self, Verdict};
+use crate::explain::Silence;
+use crate::tail::Unsettled;
+
+/// Messages under way since one `open`.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    /// Where acknowledgements come in; nobody else's do, and none of an earlier generation.
+    pub(crate) acks: Subscriber,
+    /// The reply subject up to the token.
+    pub(crate) prefix: String,
+    pub(crate) mode: PublisherMode,
+    /// The stream's last sequence at the start, from which later ones are predicted.
+    pub(crate) base: u64,
+    pub(crate) limits: Limits,
+    pub(crate) max_in_flight: usize,
+    /// The next message's token.
+    pub(crate) next_token: u64,
+    /// The oldest unacknowledged message's token.
+    pub(crate) next_ack: u64,
+    /// Messages under way, the oldest first.
+    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Messages that this generation stored, without duplicates.
+    pub(crate) stored: u64,
+    /// The last sequence and position that are known to be stored, with all before them.
+    pub(crate) settled: (u64, Option<Position>),
+    /// The sequence of the last acknowledgement.
+    pub(crate) last_sequence: u64,
+    /// Refusals of the server that are older than this generation.
+    pub(crate) violations_before: u64,
+    /// Why it ended. Kept until it has been told, so that a cancelled call loses nothing.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// A message under way.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) position: Position,
+    pub(crate) subject: Subject,
+    pub(crate) sent_at: Instant,
+}
+
+/// Why a generation ended.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// This fault; taken out when it is told.
+    Known { token: Option<u64>, fault: Option<Fault>, fence: bool },
+    /// The reason is to be looked up.
+    Silent { token: Option<u64>, silence: Silence },
+}
+
+impl Ending {
+    pub(crate) fn known(token: Option<u64>, fault: Fault) -> Self {
+        Self::Known { token, fault: Some(fault), fence: false }
+    }
+}
+
+impl Generation {
+    /// Notes a message that is about to be handed to the connection.
+    pub(crate) fn sending(&mut self, message: &OutboundMessage, subject: Subject) {
+        self.in_flight.push_back(InFlight { position: message.position, subject, sent_at: Instant::now() });
+        self.next_token += 1;
+    }
+
+    /// Returns when the oldest message has waited too long.
+    pub(crate) fn deadline(&self, ack_timeout: Duration) -> Option<Instant> {
+        self.in_flight.front().map(|oldest| oldest.sent_at + ack_timeout)
+    }
+
+    /// Takes in an answer: an acknowledgement, or else the end of the generation.
+    pub(crate) fn take(&mut self, message: &Message, stream: &str) -> Option<Ack> {
+        let (token, answer) = ack::read(message, &self.prefix, stream);
+        let Some(token) = token.filter(|token| *token < self.next_token) else {
+            self.ending = Some(Ending::known(None, unexpected("an answer came for a message that was not sent")));
+            return None;
+        };
+        match answer {
+            Answer::Stored { sequence, duplicate } if token == self.next_ack => {
+                self.acknowledged(sequence, duplicate);
+                return Some(Ack { token, sequence, duplicate });
+            }
+            Answer::Stored { .. } => {
+                let fault = Fault::new(
+                    error::ACK_ORDER,
+                    Action::Retry,
+                    format!("acknowledgement {token} came where {} was due", self.next_ack),
+                );
+                self.ending = Some(Ending::known(None, fault));
+            }
+            Answer::Elsewhere { stream: other } => {
+                let subject = self.subject(token);
+                let fault = Fault::new(
+                    error::ACK_STREAM,
+                    Action::Retry,
+                    format!("publish to {subject:?}: stream {other:?} acknowledged it, expected {stream:?}"),
+                );
+                let hint = format!("take the subject away from the other stream: nats stream edit {other}");
+                self.ending = Some(Ending::known(Some(token), fault.hint(hint)));
+            }
+            Answer::Error { err_code, description } => {
+                let what = format!("publish to {:?}", self.subject(token));
+                let fault = error::broker_fault(err_code, &description, &what, stream);
+                let fence = error::classify(err_code) == Verdict::Fence;
+                self.ending = Some(Ending::Known { token: Some(token), fault: Some(fault), fence });
+            }
+            Answer::Status(503) => {
+                self.ending = Some(Ending::Silent { token: Some(token), silence: Silence::NoResponders });
+            }
+            Answer::Status(429) => {
+                let fault =
+                    Fault::new(error::OVERLOADED, Action::Retry, "the broker dropped messages that came in too fast");
+                self.ending = Some(Ending::known(Some(token), fault.hint("lower window.max_events")));
+            }
+            Answer::Status(status) => {
+                self.ending =
+                    Some(Ending::known(Some(token), unexpected(&format!("the broker answered with status {status}"))));
+            }
+            Answer::Unknown => {
+                self.ending = Some(Ending::known(Some(token), unexpected("an answer is no acknowledgement")));
+            }
+        }
+        None
+    }
+
+    /// Returns the subject of a message under way.
+    pub(crate) fn subject(&self, token: u64) -> &str {
+        let at = token.checked_sub(self.next_ack).and_then(|at| usize::try_from(at).ok());
+        at.and_then(|at| self.in_flight.get(at)).map_or("", |sent| sent.subject.as_str())
+    }
+
+    /// Returns what remains unsettled.
+    pub(crate) fn unsettled(&self) -> Unsettled {
+        let (sequence, position) = self.settled;
+        Unsettled { sequence, position, sent: self.in_flight.iter().map(|sent| sent.position).collect() }
+    }
+
+    fn acknowledged(&mut self, sequence: u64, duplicate: bool) {
+        self.next_ack += 1;
+        if let Some(sent) = self.in_flight.pop_front() {
+            self.settled.1 = Some(sent.position);
+        }
+        if !duplicate {
+            self.stored += 1;
+            self.settled.0 = self.settled.0.max(sequence);
+        }
+        self.last_sequence = self.last_sequence.max(sequence);
+    }
+}
+
+/// The fault of an answer that JetStream does not give.
+fn unexpected(why: &str) -> Fault {
+    Fault::new(error::UNEXPECTED_ANSWER, Action::Retry, why)
+        .hint("check with nats stream ls --subjects and nats server report connections who else answers on the subject")
+}
