@@ -8,7 +8,7 @@
 //! 2. [`protocol`]: what was agreed when replication started decides which [`Kind`]s of messages come.
 //! 3. [`decode`]: the data of an `XLogData` is one `pgoutput` [`Message`], for protocol versions
 //!    1 to 4. A [`Decoder`] remembers what the messages of one connection leave unsaid.
-//! 4. [`message`] and [`tuple`]: what such a message holds. Column values are slices of the
+//! 4. [`message`] and [`tuple`](mod@tuple): what such a message holds. Column values are slices of the
 //!    received buffer.
 //! 5. [`encode`]: the inverse of decoding, for tests and scripted sources.
 //! 6. [`error`]: which byte of which field was not what it should be.

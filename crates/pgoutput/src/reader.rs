@@ -54,16 +54,19 @@ impl Reader {
     }
 
     /// Reads a position.
+    #[inline]
     pub(crate) fn lsn(&mut self, field: &'static str) -> Result<Lsn, DecodeError> {
         self.array(field).map(u64::from_be_bytes).map(Lsn)
     }
 
     /// Reads a time.
+    #[inline]
     pub(crate) fn timestamp(&mut self, field: &'static str) -> Result<Timestamp, DecodeError> {
         self.array(field).map(i64::from_be_bytes).map(Timestamp)
     }
 
     /// Reads a transaction id.
+    #[inline]
     pub(crate) fn xid(&mut self, field: &'static str) -> Result<Xid, DecodeError> {
         self.array(field).map(u32::from_be_bytes).map(Xid)
     }
@@ -75,6 +78,7 @@ impl Reader {
     }
 
     /// Reads a byte that the manual defines as 0 or 1 and nothing else.
+    #[inline]
     pub(crate) fn bool(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         match self.u8(field)? {
             0 => Ok(false),

@@ -39,6 +39,8 @@ mod run;
 pub mod sink;
 pub mod source;
 pub mod status;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod transaction;
 mod window;
 

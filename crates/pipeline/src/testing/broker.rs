@@ -1,0 +1,314 @@
+//! A broker with one stream that loses, delays and refuses by a seed, and a sink that publishes into it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    Ack, Action, Code, Fault, IdDigest, Opened, OutboundMessage, Position, PublisherMode, Rejection, Sink, Stored,
+};
+
+/// How often a broker fails.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BrokerFaults {
+    /// Chance that a message never arrives.
+    pub message_lost: f64,
+    /// Chance that an acknowledgement never arrives.
+    pub ack_lost: f64,
+    /// Chance that a connection breaks at a message, which may arrive all the same.
+    pub disconnect: f64,
+    /// Chance that a generation cannot be opened.
+    pub refused: f64,
+    /// Chance, at a message, that the stream takes nothing for a while.
+    pub full: f64,
+    /// Chance that another publisher writes to the stream.
+    pub foreign: f64,
+}
+
+/// Whether the simulated stream checks the expected sequence. Without it, the simulation must find faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fence {
+    /// Each message names the sequence that must be the last. Only sound where nobody else writes.
+    ExpectedSequence,
+    /// One message at a time. Sound beside other publishers, within the duplicate window.
+    OneInFlight,
+    /// As [`ExpectedSequence`](Self::ExpectedSequence), but the stream is not read back.
+    Blind,
+    /// Plain pipelining.
+    Missing,
+}
+
+/// A broker with one stream.
+#[derive(Clone, Debug)]
+pub struct Broker(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    fence: Fence,
+    faults: BrokerFaults,
+    random: fastrand::Rng,
+    /// How many events one read-back returns at most.
+    read_back: usize,
+    duplicate_window: Duration,
+    stream: Vec<Record>,
+    seen: HashMap<String, (Instant, u64)>,
+    wire: Vec<InFlight>,
+    acks: Vec<(u64, Instant, Result<Ack, Rejection>)>,
+    full_until: Instant,
+    generations: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    id: String,
+    position: Option<Position>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    generation: u64,
+    token: u64,
+    expected: u64,
+    arrives: Instant,
+    id: String,
+    position: Position,
+}
+
+impl Broker {
+    /// Makes a broker with an empty stream.
+    #[must_use]
+    pub fn new(fence: Fence, faults: BrokerFaults, duplicate_window: Duration, seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let read_back = random.usize(1..60);
+        Self(Arc::new(Mutex::new(State {
+            fence,
+            faults,
+            random,
+            read_back,
+            duplicate_window,
+            stream: Vec::new(),
+            seen: HashMap::new(),
+            wire: Vec::new(),
+            acks: Vec::new(),
+            full_until: Instant::now(),
+            generations: 0,
+        })))
+    }
+
+    /// Connects a new sink.
+    #[must_use]
+    pub fn sink(&self) -> SimulatedSink {
+        SimulatedSink { broker: self.clone(), generation: None, last_sequence: 0, in_flight: 0, heard: Instant::now() }
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        let mut state = self.lock();
+        state.faults = BrokerFaults::default();
+        state.full_until = Instant::now();
+    }
+
+    /// Returns whether the stream holds an event.
+    #[must_use]
+    pub fn holds(&self, id: &str) -> bool {
+        self.lock().stream.iter().any(|record| record.id == id)
+    }
+
+    /// The ids of the events in the stream, in its order, without what others wrote.
+    #[must_use]
+    pub fn stored(&self) -> Vec<String> {
+        let state = self.lock();
+        state.stream.iter().filter(|record| record.position.is_some()).map(|record| record.id.clone()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fault(code: &'static str) -> Fault {
+    Fault::new(Code(code), Action::Retry, code)
+}
+
+impl State {
+    fn chance(&mut self, chance: f64) -> bool {
+        chance > 0.0 && self.random.f64() < chance
+    }
+
+    /// Lets everything arrive that is due, in the order of arrival.
+    fn deliver(&mut self) {
+        let now = Instant::now();
+        self.wire.sort_by_key(|message| (message.arrives, message.generation, message.token));
+        let due = self.wire.partition_point(|message| message.arrives <= now);
+        let arrived: Vec<_> = self.wire.drain(..due).collect();
+        for message in arrived {
+            let (generation, token) = (message.generation, message.token);
+            let answer = self.store(message).map_err(|fault| Rejection { token: Some(token), fault });
+            let lost = self.faults.ack_lost;
+            if !self.chance(lost) {
+                self.acks.push((generation, now + Duration::from_millis(1), answer));
+            }
+            let foreign = self.faults.foreign;
+            if self.chance(foreign) {
+                let id = format!("foreign-{}", self.stream.len());
+                self.stream.push(Record { id, position: None });
+            }
+        }
+    }
+
+    fn store(&mut self, message: InFlight) -> Result<Ack, Fault> {
+        let now = Instant::now();
+        if now < self.full_until {
+            return Err(fault("stream-full"));
+        }
+        if matches!(self.fence, Fence::ExpectedSequence | Fence::Blind) && message.expected != self.stream.len() as u64
+        {
+            return Err(fault("wrong-last-sequence"));
+        }
+        let window = self.duplicate_window;
+        if let Some((at, sequence)) = self.seen.get(&message.id).filter(|(at, _)| now.duration_since(*at) < window) {
+            let _ = at;
+            return Ok(Ack { token: message.token, sequence: *sequence, duplicate: true });
+        }
+        self.stream.push(Record { id: message.id.clone(), position: Some(message.position) });
+        let sequence = self.stream.len() as u64;
+        self.seen.insert(message.id, (now, sequence));
+        Ok(Ack { token: message.token, sequence, duplicate: false })
+    }
+
+    /// When the next message or acknowledgement is due.
+    fn next_event(&self) -> Instant {
+        let arrivals = self.wire.iter().map(|message| message.arrives);
+        let acks = self.acks.iter().map(|(_, at, _)| *at);
+        arrivals.chain(acks).min().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
+    }
+
+    fn stored(&self, from: &Position) -> Stored {
+        let ours = self.stream.iter().filter_map(|record| Some((&record.id, record.position?)));
+        let mut past = ours.filter(|(_, position)| from.at_or_before(position));
+        let mut stored = Stored::default();
+        if self.fence == Fence::Blind {
+            return stored;
+        }
+        let mut last = None;
+        for (id, position) in past.by_ref().take(self.read_back) {
+            stored.ids.insert(IdDigest::of(id));
+            last = Some(position);
+        }
+        stored.through = past.next().and(last);
+        stored
+    }
+}
+
+/// A sink of a [`Broker`].
+#[derive(Debug)]
+pub struct SimulatedSink {
+    broker: Broker,
+    generation: Option<u64>,
+    last_sequence: u64,
+    in_flight: usize,
+    heard: Instant,
+}
+
+/// The simulated acknowledgement deadline.
+const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl SimulatedSink {
+    fn deadline(&self) -> Instant {
+        let idle = Duration::from_secs(3600);
+        self.heard + if self.in_flight > 0 { ACK_TIMEOUT } else { idle }
+    }
+}
+
+impl Sink for SimulatedSink {
+    async fn open(&mut self, from: &Position) -> Result<Opened, Fault> {
+        self.generation = None;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let mut state = self.broker.lock();
+        let refused = state.faults.refused;
+        if state.chance(refused) {
+            return Err(fault("no-responders"));
+        }
+        state.deliver();
+        state.generations += 1;
+        self.generation = Some(state.generations);
+        self.last_sequence = state.stream.len() as u64;
+        self.in_flight = 0;
+        self.heard = Instant::now();
+        Ok(Opened {
+            stream: "SIM".to_owned(),
+            mode: PublisherMode::Chain,
+            last_sequence: self.last_sequence,
+            tail: state.stream.iter().rev().find_map(|record| record.position),
+            stored: state.stored(from),
+            max_in_flight: if state.fence == Fence::OneInFlight { 1 } else { 32 },
+        })
+    }
+
+    async fn send(&mut self, token: u64, message: &OutboundMessage) -> Result<(), Fault> {
+        let Some(generation) = self.generation else { return Err(fault("no-generation")) };
+        let mut state = self.broker.lock();
+        let faults = state.faults;
+        if state.chance(faults.full) {
+            let seconds = state.random.u64(1..4);
+            state.full_until = Instant::now() + Duration::from_secs(seconds);
+        }
+        let broken = state.chance(faults.disconnect);
+        if !state.chance(faults.message_lost) {
+            // What was sent on a connection that breaks may still arrive, even much later.
+            let delay = if broken { state.random.u64(0..8_000) } else { 1 };
+            state.wire.push(InFlight {
+                generation,
+                token,
+                expected: self.last_sequence + token,
+                arrives: Instant::now() + Duration::from_millis(delay),
+                id: message.id.clone(),
+                position: message.position,
+            });
+        }
+        if self.in_flight == 0 {
+            self.heard = Instant::now();
+        }
+        self.in_flight += 1;
+        if broken {
+            self.generation = None;
+            return Err(fault("disconnected"));
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn ack(&mut self) -> Result<Ack, Rejection> {
+        loop {
+            let Some(generation) = self.generation else {
+                return Err(Rejection { token: None, fault: fault("no-generation") });
+            };
+            {
+                let mut state = self.broker.lock();
+                state.deliver();
+                let now = Instant::now();
+                state.acks.retain(|(of, _, _)| *of >= generation);
+                if let Some(index) = state.acks.iter().position(|(of, at, _)| *of == generation && *at <= now) {
+                    let (_, _, answer) = state.acks.remove(index);
+                    self.heard = now;
+                    self.in_flight = self.in_flight.saturating_sub(1);
+                    if answer.is_err() {
+                        self.generation = None;
+                    }
+                    return answer;
+                }
+            }
+            if Instant::now() >= self.deadline() {
+                self.generation = None;
+                return Err(Rejection { token: None, fault: fault("ack-timeout") });
+            }
+            let wake = self.broker.lock().next_event().min(self.deadline());
+            tokio::time::sleep_until(wake).await;
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A database that commits by a schedule, and a source that loses its connection by a seed.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use waljet_pgoutput::{
+    Begin, Column, Commit, Insert, Lsn, Message, Oid, Relation, ReplicaIdentity, Timestamp, Tuple, Value, Xid,
+};
+
+use super::Broker;
+use crate::{Action, Code, Fault, Frame, History, Identity, Position, Source};
+
+/// The history of every simulated database.
+const HISTORY: History = History { system_id: 7_431_000_000_000_000_001, timeline: 1 };
+
+const OUTBOX: Oid = Oid(16_384);
+const FOREIGN: Oid = Oid(16_385);
+
+/// A committed transaction.
+#[derive(Clone, Debug)]
+pub struct Transaction {
+    /// When it is committed, from the start of the run.
+    pub at: Duration,
+    /// Where its commit record starts.
+    pub commit_lsn: Lsn,
+    /// Where it ends.
+    pub end_lsn: Lsn,
+    /// Its changes in their order: the event's id, or `None` for a row of another table.
+    pub changes: Vec<Option<String>>,
+}
+
+/// How often a source fails.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SourceFaults {
+    /// Chance that a connection is lost at a frame.
+    pub lost: f64,
+    /// Chance that a connection cannot be made.
+    pub refused: f64,
+}
+
+/// A database with one slot.
+#[derive(Clone, Debug)]
+pub struct Database(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    transactions: Vec<Transaction>,
+    slot_confirmed: Lsn,
+    started: Instant,
+    faults: SourceFaults,
+    random: fastrand::Rng,
+    broker: Broker,
+    violations: Vec<String>,
+}
+
+impl Database {
+    /// Makes a database that commits these transactions. Every confirmed position is held against the broker.
+    #[must_use]
+    pub fn new(transactions: Vec<Transaction>, broker: Broker, faults: SourceFaults, seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            transactions,
+            slot_confirmed: Lsn(1),
+            started: Instant::now(),
+            faults,
+            random: fastrand::Rng::with_seed(seed),
+            broker,
+            violations: Vec::new(),
+        })))
+    }
+
+    /// Connects a new source to the slot.
+    #[must_use]
+    pub fn source(&self) -> ScriptedSource {
+        ScriptedSource { database: self.clone(), connected: false, next: 0, queue: VecDeque::new(), told: Lsn::ZERO }
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        self.lock().faults = SourceFaults::default();
+    }
+
+    /// The slot forgets confirmations, as after a crash of the server: back to at most this position.
+    pub fn forget(&self, lsn: Lsn) {
+        let mut state = self.lock();
+        state.slot_confirmed = state.slot_confirmed.min(lsn);
+    }
+
+    /// The slot's confirmed position.
+    #[must_use]
+    pub fn slot_confirmed(&self) -> Lsn {
+        self.lock().slot_confirmed
+    }
+
+    /// The ids of all events, in commit order.
+    #[must_use]
+    pub fn ledger(&self) -> Vec<String> {
+        self.lock().transactions.iter().flat_map(|tx| tx.changes.iter().flatten().cloned()).collect()
+    }
+
+    /// What was confirmed although it was not stored.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn visible(&self) -> usize {
+        let elapsed = self.started.elapsed();
+        self.transactions.partition_point(|tx| tx.at <= elapsed)
+    }
+
+    fn wal_end(&self) -> Lsn {
+        let last = self.visible().checked_sub(1).and_then(|index| self.transactions.get(index));
+        last.map_or(Lsn(1), |tx| tx.end_lsn)
+    }
+
+    /// Takes a confirmed position, and checks that all events before it are stored.
+    fn confirm(&mut self, lsn: Lsn) {
+        if lsn > self.wal_end() {
+            self.violations.push(format!("confirmed {lsn}, past the end of the WAL"));
+        }
+        let from = self.slot_confirmed;
+        for tx in self.transactions.iter().filter(|tx| tx.commit_lsn >= from && tx.end_lsn <= lsn) {
+            for id in tx.changes.iter().flatten().filter(|id| !self.broker.holds(id)) {
+                self.violations.push(format!("confirmed {lsn} with event {id} not stored"));
+            }
+        }
+        self.slot_confirmed = self.slot_confirmed.max(lsn);
+    }
+}
+
+/// A source of a [`Database`].
+#[derive(Debug)]
+pub struct ScriptedSource {
+    database: Database,
+    connected: bool,
+    next: usize,
+    queue: VecDeque<Frame>,
+    told: Lsn,
+}
+
+fn fault(message: &str) -> Fault {
+    Fault::new(Code("simulated"), Action::Retry, message)
+}
+
+impl Source for ScriptedSource {
+    async fn connect(&mut self, resume: Option<Lsn>) -> Result<Identity, Fault> {
+        self.connected = false;
+        self.queue.clear();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let mut state = self.database.lock();
+        let refused = state.faults.refused;
+        if state.random.f64() < refused {
+            return Err(fault("connection refused"));
+        }
+        let start = state.slot_confirmed.max(resume.unwrap_or(Lsn::ZERO));
+        self.next = state.transactions.partition_point(|tx| tx.commit_lsn < start);
+        self.connected = true;
+        for (oid, name) in [(OUTBOX, "outbox"), (FOREIGN, "foreign")] {
+            self.queue.push_back(change(start, Message::Relation(relation(oid, name))));
+        }
+        let wal_end = state.wal_end();
+        Ok(Identity { history: HISTORY, wal_end, switch_points: Vec::new(), slot_confirmed: state.slot_confirmed })
+    }
+
+    async fn next(&mut self) -> Result<Frame, Fault> {
+        loop {
+            if !self.connected {
+                return Err(fault("not connected"));
+            }
+            let wait = {
+                let mut state = self.database.lock();
+                let lost = state.faults.lost;
+                if state.random.f64() < lost {
+                    self.connected = false;
+                    return Err(fault("connection lost"));
+                }
+                if let Some(frame) = self.queue.pop_front() {
+                    return Ok(frame);
+                }
+                if self.next < state.visible() {
+                    let tx = state.transactions[self.next].clone();
+                    self.next += 1;
+                    self.queue.extend(frames(&tx));
+                    continue;
+                }
+                // Caught up: a keepalive now and then, until the next commit.
+                let wal_end = state.wal_end();
+                let at = state.transactions.get(self.next).map(|tx| state.started + tx.at);
+                if wal_end > self.told {
+                    self.told = wal_end;
+                    return Ok(Frame::Keepalive { wal_end });
+                }
+                at.unwrap_or_else(|| Instant::now() + Duration::from_secs(1))
+            };
+            tokio::time::sleep_until(wait).await;
+        }
+    }
+
+    fn report(&mut self, flushed: Lsn) {
+        if self.connected {
+            self.database.lock().confirm(flushed);
+        }
+    }
+
+    async fn close(&mut self, flushed: Option<Lsn>) -> Result<(), Fault> {
+        if let Some(lsn) = flushed.filter(|_| self.connected) {
+            self.database.lock().confirm(lsn);
+        }
+        self.connected = false;
+        Ok(())
+    }
+}
+
+/// The columns of the simulated outbox.
+const COLUMNS: [&str; 5] = ["id", "aggregate_type", "aggregate_id", "event_type", "payload"];
+
+fn relation(oid: Oid, name: &'static str) -> Relation {
+    let column = |name: &'static str| Column {
+        key: false,
+        name: Bytes::from_static(name.as_bytes()),
+        type_oid: Oid(25),
+        type_modifier: -1,
+    };
+    Relation {
+        xid: None,
+        oid,
+        schema: Bytes::from_static(b"public"),
+        name: Bytes::from_static(name.as_bytes()),
+        replica_identity: ReplicaIdentity::Default,
+        columns: COLUMNS.map(column).into(),
+    }
+}
+
+fn frames(tx: &Transaction) -> Vec<Frame> {
+    let begin = Begin { final_lsn: tx.commit_lsn, commit_time: Timestamp(0), xid: Xid(1) };
+    let commit = Commit { flags: 0, commit_lsn: tx.commit_lsn, end_lsn: tx.end_lsn, commit_time: Timestamp(0) };
+    let row = |id: &Option<String>| {
+        let (oid, id) = id.as_ref().map_or((FOREIGN, "x"), |id| (OUTBOX, id.as_str()));
+        let text = |text: &str| Value::Text(Bytes::copy_from_slice(text.as_bytes()));
+        let values = vec![text(id), text("order"), text("1"), text("created"), text("{}")];
+        Message::Insert(Insert { xid: None, relation: oid, new: Tuple(values) })
+    };
+    let mut messages = vec![Message::Begin(begin)];
+    messages.extend(tx.changes.iter().map(row));
+    messages.push(Message::Commit(commit));
+    messages.into_iter().map(|message| change(tx.end_lsn, message)).collect()
+}
+
+fn change(wal_end: Lsn, message: Message) -> Frame {
+    let data = message.to_bytes().expect("a message made here fits the wire format");
+    Frame::Change { wal_end, data }
+}
+
+impl Transaction {
+    /// The positions of its events.
+    pub fn positions(&self) -> impl Iterator<Item = (String, Position)> + '_ {
+        self.changes.iter().enumerate().filter_map(|(ordinal, id)| {
+            let position = Position { history: HISTORY, commit_lsn: self.commit_lsn, ordinal: ordinal as u64 };
+            Some((id.clone()?, position))
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! Seeded runs of the whole pipeline against a faulty database and a faulty broker.
+//!
+//! `WALJET_SIM_SEEDS=100000` runs more of them, `WALJET_SIM_SEED=7` repeats one.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use waljet_pgoutput::{Lsn, Timestamp};
+use waljet_pipeline::testing::{Broker, BrokerFaults, Database, Fence, SourceFaults, Transaction};
+use waljet_pipeline::{
+    Columns, HeaderOptions, Metrics, Monitor, OutboxOptions, Pipeline, PipelineOptions, RetryOptions, Route,
+    UnsafeToken, WindowOptions,
+};
+
+const SEEDS: u64 = 100;
+
+/// What one run came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Books {
+    lost: usize,
+    doubled: usize,
+    reordered: usize,
+    violations: Vec<String>,
+}
+
+fn options(random: &mut fastrand::Rng) -> PipelineOptions {
+    let mut columns = Columns::waljet();
+    columns.headers = None;
+    PipelineOptions {
+        outbox: OutboxOptions { schema: "public".into(), table: "outbox".into(), columns },
+        route: Route::new("outbox.{aggregate_type}.{event_type}", UnsafeToken::Escape).unwrap(),
+        headers: HeaderOptions::default(),
+        window: WindowOptions { max_events: random.usize(1..100), max_bytes: random.usize(1..100_000) },
+        retry: RetryOptions::default(),
+        drain_timeout: Duration::from_secs(4),
+        accept_gap: false,
+        clock: || Timestamp(0),
+    }
+}
+
+/// Transactions of mixed size over about 30 s, some with rows of another table, some with nothing else.
+fn transactions(random: &mut fastrand::Rng) -> Vec<Transaction> {
+    let mut lsn = 1_000;
+    let mut at = Duration::ZERO;
+    let mut number = 0;
+    let mut transaction = |_| {
+        at += Duration::from_millis(random.u64(0..600));
+        let size = if random.u8(..) < 8 { random.usize(50..300) } else { random.usize(0..5) };
+        let changes = (0..size)
+            .map(|_| {
+                number += 1;
+                (random.u8(..) > 40).then(|| format!("event-{number}"))
+            })
+            .collect();
+        let commit_lsn = Lsn(lsn + random.u64(1..500));
+        lsn = commit_lsn.0 + random.u64(1..100);
+        Transaction { at, commit_lsn, end_lsn: Lsn(lsn), changes }
+    };
+    (0..100).map(&mut transaction).collect()
+}
+
+fn faults(random: &mut fastrand::Rng, fence: Fence) -> (BrokerFaults, SourceFaults) {
+    let mut chance = |limit: f64| if random.bool() { random.f64() * limit } else { 0.0 };
+    let broker = BrokerFaults {
+        message_lost: chance(0.02),
+        ack_lost: chance(0.02),
+        disconnect: chance(0.02),
+        refused: chance(0.5),
+        full: chance(0.01),
+        // A chain of expected sequences says nothing about what others write in between.
+        foreign: if fence == Fence::OneInFlight { chance(0.1) } else { 0.0 },
+    };
+    let source = SourceFaults { lost: chance(0.02), refused: chance(0.5) };
+    (broker, source)
+}
+
+async fn run(seed: u64, fence: Fence) -> Books {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (broker_faults, source_faults) = faults(&mut random, fence);
+    let window = match fence {
+        // Longer than any message can be on its way.
+        Fence::OneInFlight => Duration::from_secs(20),
+        Fence::ExpectedSequence | Fence::Blind | Fence::Missing => Duration::from_millis(random.u64(100..20_000)),
+    };
+    let broker = Broker::new(fence, broker_faults, window, random.u64(..));
+    let database = Database::new(transactions(&mut random), broker.clone(), source_faults, random.u64(..));
+
+    // Faults and crashes for a while, then none of either until everything should have arrived.
+    let troubled = Instant::now() + Duration::from_secs(60);
+    let mut given_up = Instant::now() + Duration::from_secs(600);
+    loop {
+        let monitor =
+            Arc::new(Monitor::new(Metrics::register(&prometheus::Registry::new()).unwrap(), WindowOptions::default()));
+        let pipeline =
+            Pipeline::new(database.source(), broker.sink(), options(&mut random), Arc::clone(&monitor), random.u64(..));
+        let (stop, stopped) = watch::channel(false);
+        let healed = Instant::now() >= troubled;
+        if healed {
+            database.heal();
+            broker.heal();
+        }
+        let life = Duration::from_millis(if healed { 60_000 } else { random.u64(10..15_000) });
+        let clean = random.bool();
+        let end = async {
+            tokio::time::sleep(life).await;
+            if clean {
+                stop.send_replace(true);
+                tokio::time::sleep(Duration::from_secs(10)).await;
+            }
+        };
+        tokio::select! {
+            result = pipeline.run(stopped) => { result.unwrap(); }
+            () = end => {}
+        }
+        if random.u8(..) < 60 {
+            database.forget(Lsn(random.u64(1..database.slot_confirmed().0.max(2))));
+        }
+        if healed {
+            given_up = given_up.min(Instant::now());
+        }
+        if Instant::now() >= given_up {
+            break;
+        }
+    }
+    books(&database.ledger(), &broker.stored(), database.violations())
+}
+
+fn books(committed: &[String], stored: &[String], violations: Vec<String>) -> Books {
+    let place = |id: &String| committed.iter().position(|known| known == id).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    let firsts: Vec<_> = stored.iter().filter(|id| seen.insert(*id)).map(place).collect();
+    Books {
+        lost: committed.len() - seen.len(),
+        doubled: stored.len() - seen.len(),
+        reordered: firsts.windows(2).filter(|pair| pair[0] > pair[1]).count(),
+        violations,
+    }
+}
+
+fn simulate(seed: u64, fence: Fence) -> Books {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(run(seed, fence))
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+fn check(fence: Fence) {
+    let seeds = match number("WALJET_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("WALJET_SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        let books = simulate(seed, fence);
+        assert_eq!(books, Books::default(), "repeat with WALJET_SIM_SEED={seed}");
+    }
+}
+
+#[test]
+fn whatever_fails_every_event_is_stored_once_and_in_order() {
+    check(Fence::ExpectedSequence);
+}
+
+#[test]
+fn beside_another_publisher_one_message_at_a_time_is_stored_once_and_in_order() {
+    check(Fence::OneInFlight);
+}
+
+#[test]
+fn a_stream_that_lets_messages_overtake_is_found_out() {
+    let found = (0..50).filter(|seed| simulate(*seed, Fence::Missing) != Books::default()).count();
+    assert!(found > 10, "only {found} of 50 runs without a fence went wrong: the simulation sees too little");
+}
+
+#[test]
+fn a_stream_that_is_not_read_back_is_found_out() {
+    let found = (0..50).filter(|seed| simulate(*seed, Fence::Blind).doubled > 0).count();
+    assert!(
+        found > 10,
+        "only {found} of 50 runs without reading back doubled an event: the simulation sees too little"
+    );
+}
+
+#[test]
+fn a_run_repeats_from_its_seed() {
+    assert_eq!(simulate(3, Fence::Missing), simulate(3, Fence::Missing));
+}
