@@ -1,14 +1,23 @@
 //! The command line: what can be typed, and which function each command is.
 
+mod check;
 mod config;
 mod docs;
+mod init;
+mod run;
+mod slot;
+mod status;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tokio::runtime::Runtime;
+use waljet_pipeline::Fault;
 
 use crate::config::{Config, Inputs, load};
+use crate::error::{START, halt};
 use crate::render::{Exit, Failure, data};
+use crate::telemetry;
 
 /// Relays events of a transactional outbox from the PostgreSQL WAL to NATS JetStream.
 ///
@@ -24,6 +33,12 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// The log of commands that end by themselves, whose faults are printed.
+const QUIET: &str = "error";
+
+/// The pipeline is one task; the others are those of the two clients and the admin endpoint.
+const WORKERS: usize = 2;
 
 /// Shown after the help of the program.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found a fault, \
@@ -73,11 +88,30 @@ impl Global {
     fn load(&self) -> Result<Config, Failure> {
         load(&self.inputs()).map_err(Failure::usage)
     }
+
+    /// Reads the configuration for a command that ends by itself: its log only has what may surprise.
+    fn load_quietly(&self) -> Result<Config, Failure> {
+        let mut config = self.load()?;
+        QUIET.clone_into(&mut config.log.level);
+        telemetry::start(&config.log).map_err(|fault| Failure::usage([fault]))?;
+        Ok(config)
+    }
 }
 
 /// What waljet can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Relay events until SIGTERM or SIGINT: the first drains and confirms, the second aborts
+    Run(run::Run),
+    /// Create what is missing: schema and table, publication, slot, stream
+    Init(init::Init),
+    /// Check both ends, one line a check, with the remedy; exit code 3 on a fault
+    Check(check::Check),
+    /// Show positions, lag, what is in flight, slot and stream
+    Status(status::Status),
+    /// Show, create, drop or advance the replication slot
+    #[command(subcommand)]
+    Slot(slot::Command),
     /// Show, check or explain the configuration
     #[command(subcommand)]
     Config(config::Command),
@@ -89,12 +123,23 @@ pub(crate) enum Command {
 }
 
 /// Does what was typed.
-pub(crate) fn run(cli: &Cli) -> Result<Exit, Failure> {
+pub(crate) fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     match &cli.command {
+        Command::Run(args) => run::run(&cli.global, args),
+        Command::Init(args) => init::run(&cli.global, args),
+        Command::Check(args) => check::run(&cli.global, args),
+        Command::Status(args) => status::run(&cli.global, args),
+        Command::Slot(command) => slot::run(&cli.global, command),
         Command::Config(command) => config::run(&cli.global, command),
         Command::Version => data(concat!("waljet ", env!("CARGO_PKG_VERSION"), "\n")).map(|()| Exit::Done),
         Command::Docs(command) => docs::run(command),
     }
+}
+
+/// Starts the threads that everything asynchronous runs on.
+fn runtime() -> Result<Runtime, Fault> {
+    let built = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build();
+    built.map_err(|error| halt(START, "start the runtime").cause(error))
 }
 
 #[cfg(test)]

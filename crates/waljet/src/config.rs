@@ -22,6 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use waljet_jetstream::{LaneOptions, NatsOptions, StreamOptions};
 use waljet_pipeline::{Fault, HeaderOptions, OutboxOptions, RetryOptions, Route, WindowOptions};
 
 pub(crate) use reference::reference;
@@ -29,9 +30,9 @@ pub(crate) use resolve::Effective;
 pub(crate) use show::{show, show_json};
 
 use crate::error::{CONFIG_FILE, halt};
-use crate::secret::Secret;
 use origin::{Given, Origin};
 use value::Raw;
+use waljet_postgres::SourceOptions;
 
 /// The file that is read where no other is named.
 pub(crate) const DEFAULT_FILE: &str = "waljet.toml";
@@ -48,20 +49,20 @@ pub(crate) struct Inputs {
 /// Everything that the relay can be told, checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// `[postgres]`.
-    pub(crate) postgres: Postgres,
+    /// `[postgres]`, and the table and columns of `[outbox]`.
+    pub(crate) source: SourceOptions,
     /// `[outbox]`.
     pub(crate) outbox: OutboxOptions,
     /// `[route]`.
     pub(crate) route: Route,
     /// `[headers]`.
     pub(crate) headers: HeaderOptions,
-    /// `[nats]`.
-    pub(crate) nats: Nats,
-    /// `[stream]`.
-    pub(crate) stream: Stream,
-    /// `[publisher]`.
-    pub(crate) publisher: Publisher,
+    /// `[nats]`: the servers.
+    pub(crate) nats: NatsOptions,
+    /// `[nats]`: the stream.
+    pub(crate) stream: StreamOptions,
+    /// `[publisher]`, and as much of the window as can be under way.
+    pub(crate) lane: LaneOptions,
     /// `[window]`.
     pub(crate) window: WindowOptions,
     /// `[retry]`.
@@ -72,87 +73,6 @@ pub(crate) struct Config {
     pub(crate) log: Log,
     /// `shutdown.drain_timeout`.
     pub(crate) drain_timeout: Duration,
-}
-
-/// The database and what is read from it.
-#[derive(Clone, Debug)]
-pub(crate) struct Postgres {
-    /// URL or connection string, all parts in it.
-    pub(crate) conninfo: Secret,
-    /// The file that holds the password, read again at each connection so that it may be rotated.
-    pub(crate) password_file: Option<PathBuf>,
-    /// The replication slot.
-    pub(crate) slot: String,
-    /// The publication.
-    pub(crate) publication: String,
-}
-
-/// The broker and how to log in there.
-#[derive(Clone, Debug)]
-pub(crate) struct Nats {
-    /// The servers; they may hold passwords.
-    pub(crate) urls: Vec<Secret>,
-    /// The stream.
-    pub(crate) stream: String,
-    /// The credentials file.
-    pub(crate) credentials: Option<PathBuf>,
-    /// The seed of an NKey.
-    pub(crate) nkey: Option<Secret>,
-    /// A user JWT.
-    pub(crate) jwt: Option<Secret>,
-    /// A token.
-    pub(crate) token: Option<Secret>,
-    /// A user.
-    pub(crate) user: Option<String>,
-    /// The user's password.
-    pub(crate) password: Option<Secret>,
-    /// TLS.
-    pub(crate) tls: NatsTls,
-    /// The JetStream domain.
-    pub(crate) domain: Option<String>,
-    /// The JetStream API's prefix.
-    pub(crate) api_prefix: Option<String>,
-    /// The prefix of reply subjects.
-    pub(crate) inbox_prefix: String,
-}
-
-/// TLS towards the broker.
-#[derive(Clone, Debug)]
-pub(crate) struct NatsTls {
-    /// Whether a connection without TLS is refused.
-    pub(crate) required: bool,
-    /// Whether TLS starts at once.
-    pub(crate) first: bool,
-    /// The authorities' certificates.
-    pub(crate) ca: Option<PathBuf>,
-    /// The client's certificate.
-    pub(crate) cert: Option<PathBuf>,
-    /// The client's key.
-    pub(crate) key: Option<PathBuf>,
-}
-
-/// How `init` creates the stream.
-#[derive(Clone, Debug)]
-pub(crate) struct Stream {
-    /// How many servers hold it.
-    pub(crate) replicas: u64,
-    /// `file` or `memory`.
-    pub(crate) storage: String,
-    /// How long ids are known.
-    pub(crate) duplicate_window: Duration,
-    /// How long events are kept; `None` for ever.
-    pub(crate) max_age: Option<Duration>,
-    /// How large it may become; `None` without a limit.
-    pub(crate) max_bytes: Option<u64>,
-}
-
-/// How events are published.
-#[derive(Clone, Debug)]
-pub(crate) struct Publisher {
-    /// `auto`, `chain` or `serial`.
-    pub(crate) mode: String,
-    /// How long an acknowledgement may take.
-    pub(crate) ack_timeout: Duration,
 }
 
 /// How the log is written.
@@ -208,28 +128,34 @@ fn read_file(named: Option<&Path>) -> Result<Vec<Given>, Fault> {
     }
 }
 
+/// Reads a configuration that has no fault.
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+pub(crate) fn parsed(text: &str) -> Config {
+    let given = file::read("w.toml", text).unwrap();
+    let mut faults = Vec::new();
+    let effective = resolve::resolve(&given, &|_| Ok("from a file\n".to_owned()), &mut faults);
+    check::check(&effective, &mut faults);
+    assert!(faults.is_empty(), "{faults:?}");
+    build::build(&effective)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 mod tests {
-    use super::*;
+    use waljet_jetstream::Auth;
 
-    fn parsed(text: &str) -> Config {
-        let given = file::read("w.toml", text).unwrap();
-        let mut faults = Vec::new();
-        let effective = resolve::resolve(&given, &|_| Ok("from a file\n".to_owned()), &mut faults);
-        check::check(&effective, &mut faults);
-        assert!(faults.is_empty(), "{faults:?}");
-        build::build(&effective)
-    }
+    use super::*;
 
     #[test]
     fn a_database_is_all_that_a_configuration_needs() {
         let config = parsed("[postgres]\nurl = \"postgres://a@b/c\"\n");
-        assert_eq!(config.postgres.slot, "waljet");
+        assert_eq!(config.source.slot, "waljet");
         assert_eq!((config.outbox.schema.as_str(), config.outbox.table.as_str()), ("public", "outbox"));
         assert_eq!(config.outbox.columns.tenant_id.as_deref(), Some("tenant_id"));
-        assert_eq!(config.nats.urls[0].expose(), "nats://127.0.0.1:4222");
-        assert_eq!((config.stream.max_age, config.stream.max_bytes), (None, None));
+        assert_eq!(config.nats, NatsOptions::default());
+        assert_eq!(config.stream, StreamOptions::default());
+        assert_eq!(config.lane, LaneOptions::default());
         assert_eq!(config.window, WindowOptions::default());
         assert_eq!(config.retry, RetryOptions::default());
         assert_eq!(config.headers, HeaderOptions::default());
@@ -244,11 +170,11 @@ mod tests {
                     [nats]\nurl = [\"nats://a:1\", \"nats://b:2\"]\ntoken_file = \"/run/token\"\nmax_age = \"7d\"\n[nats.tls]\nfirst = true\n\
                     [admin]\nlisten = \"off\"\n";
         let config = parsed(text);
-        assert_eq!(config.postgres.conninfo.expose(), "postgres://a@b/c");
-        assert_eq!(config.postgres.password_file.as_deref(), Some(Path::new("/run/pw")));
+        assert_eq!(config.source.connect.describe(), "a@b:5432/c");
+        assert_eq!(config.source.connect.password_file.as_deref(), Some(Path::new("/run/pw")));
         assert_eq!((config.outbox.columns.event_type.as_str(), config.outbox.columns.headers), ("type", None));
-        assert_eq!(config.nats.urls.len(), 2);
-        assert_eq!(config.nats.token.as_ref().map(Secret::expose), Some("from a file"));
+        assert_eq!(config.nats.servers, ["nats://a:1", "nats://b:2"]);
+        assert_eq!(config.nats.auth, Auth::Token("from a file".into()));
         assert!(config.nats.tls.first && !config.nats.tls.required);
         assert_eq!(config.stream.max_age, Some(Duration::from_secs(7 * 86_400)));
         assert_eq!(config.admin_listen, None);

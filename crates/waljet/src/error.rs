@@ -24,6 +24,10 @@ pub(crate) const ADMIN_LISTEN: Code = Code("admin-listen");
 pub(crate) const START: Code = Code("start");
 /// Writing the result failed.
 pub(crate) const OUTPUT: Code = Code("output");
+/// A command that loses data was not told to go on.
+pub(crate) const CONFIRMATION: Code = Code("confirmation-missing");
+/// A second signal ended the relay.
+pub(crate) const ABORTED: Code = Code("aborted");
 
 /// All codes of this crate, with what they mean and what to do.
 pub(crate) const CODES: &[(Code, &str)] = &[
@@ -68,6 +72,14 @@ pub(crate) const CODES: &[(Code, &str)] = &[
         "The process could not set up its runtime, its signal handlers or its log. The cause says which call failed; usually a limit of the operating system was reached.",
     ),
     (OUTPUT, "The result could not be written to standard output. The cause says why; a full disk is the usual one."),
+    (
+        CONFIRMATION,
+        "The command would lose data and only showed what: read the range of positions and the bytes that it printed, and add `--yes` to do it.",
+    ),
+    (
+        ABORTED,
+        "A second signal ended the relay before all events that it had received were acknowledged. Nothing is lost: what was not confirmed is looked up in the stream at the next start.",
+    ),
 ];
 
 /// A fault that needs a change by a person before the process can start.

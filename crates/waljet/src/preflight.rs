@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use waljet_pipeline::{Action, Check, Fault, Finding};
 
+use crate::config::Config;
 use crate::render::{Style, table};
 
 /// What the checks of both ends found.
@@ -15,6 +16,13 @@ pub(crate) struct Preflight {
 }
 
 impl Preflight {
+    /// Makes the checks of both ends at the same time.
+    pub(crate) async fn make(config: &Config) -> Self {
+        let postgres = waljet_postgres::check(&config.source);
+        let (postgres, nats) = tokio::join!(postgres, waljet_jetstream::check(&config.nats, &config.stream));
+        Self { postgres, nats }
+    }
+
     /// Returns all checks, each with the end that it is of.
     pub(crate) fn checks(&self) -> impl Iterator<Item = (&'static str, &Check)> {
         let postgres = self.postgres.iter().map(|check| ("postgres", check));

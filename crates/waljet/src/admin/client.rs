@@ -67,7 +67,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            stream.read(&mut [0; 1024]).await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await.unwrap();
             stream.write_all(answer.as_bytes()).await.unwrap();
         });
         let status = status(&address.to_string()).await;

@@ -2,6 +2,8 @@
 
 use clap::{Arg, ArgAction, CommandFactory, Subcommand};
 
+use waljet_pipeline::Code;
+
 use super::{Cli, EXIT_CODES};
 use crate::render::{Exit, Failure, data};
 
@@ -10,14 +12,42 @@ use crate::render::{Exit, Failure, data};
 pub(crate) enum Command {
     /// Print docs/cli.md
     Cli,
+    /// Print docs/errors.md
+    Errors,
 }
 
 /// Does what was typed.
 pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Cli => data(&cli_page())?,
+        Command::Errors => data(&errors_page())?,
     }
     Ok(Exit::Done)
+}
+
+/// Writes all codes as Markdown, each with a section of its own.
+fn errors_page() -> String {
+    let mut text =
+        "# Errors\n\nThis page is made by `waljet docs errors`. Every fault carries one of these codes.\n".to_owned();
+    for (title, codes) in codes() {
+        text.push_str(&format!("\n## {title}\n"));
+        let mut codes = codes.to_vec();
+        codes.sort_unstable();
+        for (code, meaning) in codes {
+            text.push_str(&format!("\n### {code}\n\n{meaning}\n"));
+        }
+    }
+    text
+}
+
+/// Returns the codes of all crates.
+fn codes() -> [(&'static str, &'static [(Code, &'static str)]); 4] {
+    [
+        ("Configuration and commands", crate::error::CODES),
+        ("PostgreSQL", waljet_postgres::CODES),
+        ("NATS", waljet_jetstream::CODES),
+        ("Delivery", waljet_pipeline::error::CODES),
+    ]
 }
 
 /// Writes all commands as Markdown.
@@ -99,6 +129,21 @@ mod tests {
     fn the_page_in_docs_is_what_the_command_prints() {
         let page = include_str!("../../../../docs/cli.md");
         assert_eq!(page, cli_page(), "run `waljet docs cli > docs/cli.md`");
+    }
+
+    #[test]
+    fn the_page_of_errors_in_docs_is_what_the_command_prints() {
+        let page = include_str!("../../../../docs/errors.md");
+        assert_eq!(page, errors_page(), "run `waljet docs errors > docs/errors.md`");
+    }
+
+    #[test]
+    fn every_code_is_in_one_list_only() {
+        let mut all: Vec<Code> = codes().iter().flat_map(|(_, codes)| codes.iter().map(|(code, _)| *code)).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
     }
 
     #[test]

@@ -3,29 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use waljet_jetstream::{Auth, LaneOptions, ModeChoice, NatsOptions, StreamOptions, TlsOptions};
 use waljet_pipeline::{Columns, HeaderOptions, OutboxOptions, RetryOptions, WindowOptions};
+
+use waljet_postgres::{SourceOptions, TableName};
 
 use super::check;
 use super::resolve::Effective;
 use super::value::{Table, Value};
-use super::{Config, Log, Nats, NatsTls, Postgres, Publisher, Stream};
-use crate::secret::Secret;
+use super::{Config, Log};
 
 /// Builds the result from values that have been checked.
 pub(super) fn build(effective: &Effective) -> Config {
     let values = Values(effective);
+    let outbox = build_outbox(&values);
+    let route = check::route(effective).expect("the template was checked");
     Config {
-        postgres: Postgres {
-            conninfo: check::conninfo(effective),
-            password_file: effective
-                .entry("postgres.password")
-                .and_then(|entry| entry.secret_file.as_ref())
-                .map(PathBuf::from),
-            slot: values.text("postgres.slot"),
-            publication: values.text("postgres.publication"),
-        },
-        outbox: build_outbox(&values),
-        route: check::route(effective).expect("the template was checked"),
+        source: build_source(effective, &values, &outbox),
         headers: HeaderOptions {
             aggregate_type: values.bool("headers.aggregate_type"),
             event_type: values.bool("headers.event_type"),
@@ -34,15 +28,23 @@ pub(super) fn build(effective: &Effective) -> Config {
             content_type: values.text_if("headers.content_type"),
         },
         nats: build_nats(&values),
-        stream: Stream {
-            replicas: values.number("nats.replicas"),
-            storage: values.text("stream.storage"),
+        stream: StreamOptions {
+            stream: values.text("nats.stream"),
+            subject_space: route.subject_space(),
+            replicas: values.size("nats.replicas"),
             duplicate_window: values.duration("nats.duplicate_window"),
             max_age: Some(values.duration("nats.max_age")).filter(|age| !age.is_zero()),
             max_bytes: Some(values.number("nats.max_bytes")).filter(|bytes| *bytes > 0),
+            row_headers: outbox.columns.headers.is_some(),
+            ..StreamOptions::default()
         },
-        publisher: Publisher {
-            mode: values.text("publisher.mode"),
+        lane: LaneOptions {
+            mode: match values.text("publisher.mode").as_str() {
+                "chain" => ModeChoice::Chain,
+                "serial" => ModeChoice::Serial,
+                _ => ModeChoice::Auto,
+            },
+            window: values.size("window.max_events"),
             ack_timeout: values.duration("publisher.ack_timeout"),
         },
         window: WindowOptions {
@@ -50,9 +52,24 @@ pub(super) fn build(effective: &Effective) -> Config {
             max_bytes: values.size("window.max_bytes"),
         },
         retry: RetryOptions { min: values.duration("retry.initial"), max: values.duration("retry.max") },
+        outbox,
+        route,
         admin_listen: values.text_if("admin.listen").filter(|listen| listen != "off"),
         log: Log { format: values.text("log.format"), level: values.text("log.level") },
         drain_timeout: values.duration("shutdown.drain_timeout"),
+    }
+}
+
+/// Builds `[postgres]`.
+fn build_source(effective: &Effective, values: &Values<'_>, outbox: &OutboxOptions) -> SourceOptions {
+    let connect = check::connect(effective).expect("the connection options were checked");
+    let table = TableName::new(&outbox.schema, &outbox.table);
+    let columns = &outbox.columns;
+    let optional = [&columns.headers, &columns.tenant_id, &columns.schema_version].into_iter().flatten();
+    let required = columns.required().map(str::to_owned);
+    SourceOptions {
+        columns: required.into_iter().chain(optional.cloned()).collect(),
+        ..SourceOptions::new(connect, values.text("postgres.slot"), values.text("postgres.publication"), table)
     }
 }
 
@@ -73,26 +90,38 @@ fn build_outbox(values: &Values<'_>) -> OutboxOptions {
 }
 
 /// Builds `[nats]`.
-fn build_nats(values: &Values<'_>) -> Nats {
-    Nats {
-        urls: values.urls("nats.url"),
-        stream: values.text("nats.stream"),
-        credentials: values.path("nats.credentials"),
-        nkey: values.secret("nats.nkey"),
-        jwt: values.secret("nats.jwt"),
-        token: values.secret("nats.token"),
-        user: values.text_if("nats.user"),
-        password: values.secret("nats.password"),
-        tls: NatsTls {
+fn build_nats(values: &Values<'_>) -> NatsOptions {
+    NatsOptions {
+        servers: values.urls("nats.url"),
+        auth: build_auth(values),
+        tls: TlsOptions {
             required: values.bool("nats.tls.required"),
             first: values.bool("nats.tls.first"),
-            ca: values.path("nats.tls.ca"),
-            cert: values.path("nats.tls.cert"),
-            key: values.path("nats.tls.key"),
+            ca_file: values.path("nats.tls.ca"),
+            cert_file: values.path("nats.tls.cert"),
+            key_file: values.path("nats.tls.key"),
         },
         domain: values.text_if("nats.domain"),
         api_prefix: values.text_if("nats.api_prefix"),
-        inbox_prefix: values.text("nats.inbox_prefix"),
+        inbox_prefix: values.text_if("nats.inbox_prefix"),
+        ..NatsOptions::default()
+    }
+}
+
+/// Takes the one way to log in that is set.
+fn build_auth(values: &Values<'_>) -> Auth {
+    let secret = |path| values.secret(path);
+    if let Some(file) = values.path("nats.credentials") {
+        return Auth::Credentials(file);
+    }
+    if let Some(token) = secret("nats.token") {
+        return Auth::Token(token);
+    }
+    match (values.text_if("nats.user"), secret("nats.password"), secret("nats.nkey"), secret("nats.jwt")) {
+        (Some(user), Some(password), _, _) => Auth::UserPassword { user, password },
+        (_, _, Some(seed), Some(jwt)) => Auth::Jwt { jwt, seed },
+        (_, _, Some(seed), None) => Auth::NKey(seed),
+        _ => Auth::None,
     }
 }
 
@@ -116,8 +145,8 @@ impl Values<'_> {
         self.text_if(path).map(PathBuf::from)
     }
 
-    fn secret(&self, path: &str) -> Option<Secret> {
-        if let Some(Value::Secret(secret)) = self.0.value(path) { Some(secret.clone()) } else { None }
+    fn secret(&self, path: &str) -> Option<waljet_jetstream::Secret> {
+        if let Some(Value::Secret(secret)) = self.0.value(path) { Some(secret.expose().into()) } else { None }
     }
 
     fn bool(&self, path: &str) -> bool {
@@ -147,8 +176,7 @@ impl Values<'_> {
         table.clone()
     }
 
-    fn urls(&self, path: &str) -> Vec<Secret> {
-        let Some(Value::Urls(urls)) = self.0.value(path) else { return Vec::new() };
-        urls.iter().map(Secret::new).collect()
+    fn urls(&self, path: &str) -> Vec<String> {
+        if let Some(Value::Urls(urls)) = self.0.value(path) { urls.clone() } else { Vec::new() }
     }
 }

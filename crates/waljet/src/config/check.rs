@@ -1,6 +1,7 @@
 //! What keys must fulfil together, and values that are more than text.
 
 use waljet_pipeline::{Fault, InvalidTemplate, Route, UnsafeToken, headers};
+use waljet_postgres::ConnectOptions;
 
 use super::key::variable;
 use super::resolve::Effective;
@@ -27,7 +28,11 @@ const LOGINS: [&str; 4] = ["nats.credentials", "nats.nkey", "nats.token", "nats.
 /// Adds all faults of keys that do not fit together. Keys that are faulty by themselves count as set.
 pub(crate) fn check(effective: &Effective, faults: &mut Vec<Fault>) {
     let rules = Rules { effective };
-    faults.extend(rules.postgres());
+    let postgres = rules.postgres();
+    if postgres.is_empty() && !effective.faulty.iter().any(|path| path.starts_with("postgres.")) {
+        faults.extend(connect(effective).err());
+    }
+    faults.extend(postgres);
     faults.extend(rules.outbox());
     faults.extend(rules.route());
     faults.extend(rules.nats());
@@ -38,9 +43,18 @@ pub(crate) fn check(effective: &Effective, faults: &mut Vec<Fault>) {
     faults.extend(rules.log_level());
 }
 
+/// Reads where the database is and how to log in there.
+pub(crate) fn connect(effective: &Effective) -> Result<ConnectOptions, Fault> {
+    let mut options = ConnectOptions::parse(conninfo(effective).expose())?;
+    // Read again at each connection, so that the password may be rotated.
+    options.password_file =
+        effective.entry("postgres.password").and_then(|entry| entry.secret_file.as_ref()).map(Into::into);
+    Ok(options)
+}
+
 /// Returns everything about the connection in one text that libpq would take, but a password that comes
 /// from a file, which is read at each connection.
-pub(crate) fn conninfo(effective: &Effective) -> Secret {
+fn conninfo(effective: &Effective) -> Secret {
     let Some(Value::Urls(urls)) = effective.value("postgres.url") else {
         let parts = [("host", 0), ("port", 1), ("user", 2), ("dbname", 3)].map(|(name, at)| (PARTS[at], name));
         return Secret::new(pairs(effective, parts.into_iter().chain(BESIDE)).trim_start());
@@ -343,14 +357,14 @@ mod tests {
             [
                 "postgres.url (w.toml:2) and postgres.host (w.toml:3) exclude each other",
                 "postgres.sslcert (w.toml:4) needs postgres.sslkey, which is not set",
-                "headers.tenant_id (w.toml:15): outbox.columns.tenant_id is \"\": there is no such column",
+                "headers.tenant_id (w.toml:16): outbox.columns.tenant_id is \"\": there is no such column",
                 "nats.credentials (w.toml:9) and nats.token (w.toml:7) exclude each other",
                 "nats.password (w.toml:6) needs nats.user, which is not set",
                 "nats.jwt (w.toml:8) needs nats.nkey, which is not set",
                 "nats.domain (w.toml:10) and nats.api_prefix (w.toml:11) exclude each other",
-                "retry.initial (w.toml:13): 10s is longer than retry.max, which is 5s",
+                "retry.initial (w.toml:14): 10s is longer than retry.max, which is 5s",
                 "nats.duplicate_window (default): 2m is longer than nats.max_age, which is 1m",
-                "log.level (w.toml:21): expected a level or a filter, found \"a=b=c\"",
+                "log.level (w.toml:20): expected a level or a filter, found \"a=b=c\"",
             ]
         );
     }

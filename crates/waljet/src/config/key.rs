@@ -120,11 +120,6 @@ impl Key {
     pub(crate) fn has_file_twin(&self) -> bool {
         matches!(self.kind, Kind::Secret | Kind::Url | Kind::Urls)
     }
-
-    /// Returns the environment variable: `WALJET_OUTBOX__COLUMNS__ID`.
-    pub(crate) fn variable(&self) -> String {
-        variable(self.path)
-    }
 }
 
 /// Returns the environment variable of a path.
@@ -192,6 +187,17 @@ mod tests {
     #[test]
     fn variables_nest_by_two_underscores() {
         assert_eq!(variable("outbox.columns.aggregate_id"), "WALJET_OUTBOX__COLUMNS__AGGREGATE_ID");
+    }
+
+    #[test]
+    fn keys_of_a_section_stand_together() {
+        let mut sections: Vec<&str> =
+            KEYS.iter().filter_map(|key| key.path.rsplit_once('.')).map(|(table, _)| table).collect();
+        sections.dedup();
+        let count = sections.len();
+        sections.sort_unstable();
+        sections.dedup();
+        assert_eq!(sections.len(), count);
     }
 
     #[test]

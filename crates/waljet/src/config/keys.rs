@@ -150,11 +150,10 @@ pub(crate) const KEYS: &[Key] = &[
     unset("nats.password", Kind::Secret, "The user's password."),
     unset("nats.domain", Kind::Text, "The JetStream domain that the stream is in."),
     unset("nats.api_prefix", Kind::Text, "The prefix of the JetStream API where it is imported under another subject."),
-    key(
+    unset(
         "nats.inbox_prefix",
         Kind::Text,
-        "_INBOX",
-        "The prefix of reply subjects, for users whose permissions name one.",
+        "The prefix of reply subjects where the user may not subscribe to `_INBOX.>`.",
     ),
     key("nats.tls.required", Kind::Bool, "false", "Refuses a connection without TLS."),
     key(
