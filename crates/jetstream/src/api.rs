@@ -5,21 +5,16 @@
 
 use std::time::Duration;
 
-use async_nats::{Client, RequestErrorKind};
+use async_nats::{Client, RequestErrorKind, Subscriber};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use waljet_pipeline::{Action, Fault, Position};
+use waljet_pipeline::{Action, Fault, Position, headers};
 
 use crate::connect::{Connection, News};
 use crate::{base64, error};
-
-/// The header that holds an event's position.
-pub const POSITION_HEADER: &str = "Waljet-Position";
-/// The header of chain mode.
-pub(crate) const EXPECTED_LAST_SEQUENCE: &str = "Nats-Expected-Last-Sequence";
 
 /// Longer than any answer that is an error.
 const MAX_ERROR_ANSWER: usize = 4096;
@@ -94,10 +89,6 @@ pub(crate) struct Stored {
     pub(crate) sequence: u64,
     /// The position it carries, where it is ours.
     pub(crate) position: Option<Position>,
-    /// Whether it was stored on condition of the stream's last sequence.
-    pub(crate) chained: bool,
-    /// Bytes that the answer had.
-    pub(crate) size: usize,
 }
 
 /// Why a request failed.
@@ -177,6 +168,43 @@ impl Api {
         self.get(stream, json!({ "last_by_subj": filter })).await
     }
 
+    /// Creates a consumer that goes by itself when nobody asks it, and returns its name.
+    pub(crate) async fn create_consumer(&self, stream: &str, config: &Value) -> Result<String, ApiError> {
+        #[derive(Deserialize)]
+        struct Created {
+            name: String,
+        }
+        let body = json!({ "stream_name": stream, "config": config });
+        let created: Created = self.request(&format!("CONSUMER.CREATE.{stream}"), body.to_string().into()).await?;
+        Ok(created.name)
+    }
+
+    /// Deletes a consumer.
+    pub(crate) async fn delete_consumer(&self, stream: &str, consumer: &str) -> Result<(), ApiError> {
+        let _: Value = self.request(&format!("CONSUMER.DELETE.{stream}.{consumer}"), Bytes::new()).await?;
+        Ok(())
+    }
+
+    /// Asks a consumer for its next messages; what comes back ends with a status where there are fewer.
+    pub(crate) async fn next_messages(
+        &self,
+        stream: &str,
+        consumer: &str,
+        batch: usize,
+        expires: Duration,
+    ) -> Result<Subscriber, Fault> {
+        let lost = |error: Box<dyn std::error::Error + Send + Sync>| {
+            Fault::new(error::DISCONNECTED, Action::Retry, "ask for the messages of the stream").cause(error)
+        };
+        let inbox = self.client.new_inbox();
+        let answers = self.client.subscribe(inbox.clone()).await.map_err(|error| lost(error.into()))?;
+        let subject = format!("{}.CONSUMER.MSG.NEXT.{stream}.{consumer}", self.prefix);
+        let body = json!({ "batch": batch, "expires": u64::try_from(expires.as_nanos()).unwrap_or(u64::MAX) });
+        let asked = self.client.publish_with_reply(subject, inbox, body.to_string().into()).await;
+        asked.map_err(|error| lost(error.into()))?;
+        Ok(answers)
+    }
+
     async fn get(&self, stream: &str, query: Value) -> Result<Option<Stored>, ApiError> {
         #[derive(Deserialize)]
         struct Reply {
@@ -192,12 +220,10 @@ impl Api {
         let answer = self.request_raw(&subject, query.to_string().into()).await?;
         match parse::<Reply>(&answer) {
             Ok(Reply { message: Raw { seq, hdrs } }) => {
-                let headers = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
+                let block = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
                 Ok(Some(Stored {
                     sequence: seq,
-                    position: header(&headers, POSITION_HEADER).and_then(|value| value.parse().ok()),
-                    chained: header(&headers, EXPECTED_LAST_SEQUENCE).is_some(),
-                    size: answer.len(),
+                    position: header(&block, headers::POSITION).and_then(|value| value.parse().ok()),
                 }))
             }
             Err(ApiError::Broker { err_code, .. }) if NO_MESSAGE.contains(&err_code) => Ok(None),
@@ -328,10 +354,10 @@ mod tests {
     #[test]
     fn a_header_is_found_by_its_exact_name() {
         let block = b"NATS/1.0\r\nNats-Msg-Id: 7\r\nWaljet-Position: 1:1:0/5:2\r\n\r\n";
-        assert_eq!(header(block, POSITION_HEADER), Some("1:1:0/5:2"));
+        assert_eq!(header(block, headers::POSITION), Some("1:1:0/5:2"));
         assert_eq!(header(block, "waljet-position"), None);
-        assert_eq!(header(&[0xff, 0xfe], POSITION_HEADER), None);
-        assert_eq!(header(b"", POSITION_HEADER), None);
+        assert_eq!(header(&[0xff, 0xfe], headers::POSITION), None);
+        assert_eq!(header(b"", headers::POSITION), None);
     }
 
     #[test]

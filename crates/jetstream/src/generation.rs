@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use async_nats::{Message, Subject, Subscriber};
 use tokio::time::Instant;
-use waljet_pipeline::{Ack, Action, Fault, OutboundMessage, Position, PublisherMode};
+use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 
 use crate::ack::{self, Answer};
 use crate::encode::Limits;
 use crate::error::{self, Verdict};
 use crate::explain::Silence;
-use crate::tail::Unsettled;
 
 /// Messages under way since one `open`.
 #[derive(Debug)]
@@ -33,8 +32,6 @@ pub(crate) struct Generation {
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Messages that this generation stored, without duplicates.
     pub(crate) stored: u64,
-    /// The last sequence and position that are known to be stored, with all before them.
-    pub(crate) settled: (u64, Option<Position>),
     /// The sequence of the last acknowledgement.
     pub(crate) last_sequence: u64,
     /// Refusals of the server that are older than this generation.
@@ -46,7 +43,6 @@ pub(crate) struct Generation {
 /// A message under way.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    pub(crate) position: Position,
     pub(crate) subject: Subject,
     pub(crate) sent_at: Instant,
 }
@@ -68,8 +64,8 @@ impl Ending {
 
 impl Generation {
     /// Notes a message that is about to be handed to the connection.
-    pub(crate) fn sending(&mut self, message: &OutboundMessage, subject: Subject) {
-        self.in_flight.push_back(InFlight { position: message.position, subject, sent_at: Instant::now() });
+    pub(crate) fn sending(&mut self, subject: Subject) {
+        self.in_flight.push_back(InFlight { subject, sent_at: Instant::now() });
         self.next_token += 1;
     }
 
@@ -139,21 +135,10 @@ impl Generation {
         at.and_then(|at| self.in_flight.get(at)).map_or("", |sent| sent.subject.as_str())
     }
 
-    /// Returns what remains unsettled.
-    pub(crate) fn unsettled(&self) -> Unsettled {
-        let (sequence, position) = self.settled;
-        Unsettled { sequence, position, sent: self.in_flight.iter().map(|sent| sent.position).collect() }
-    }
-
     fn acknowledged(&mut self, sequence: u64, duplicate: bool) {
         self.next_ack += 1;
-        if let Some(sent) = self.in_flight.pop_front() {
-            self.settled.1 = Some(sent.position);
-        }
-        if !duplicate {
-            self.stored += 1;
-            self.settled.0 = self.settled.0.max(sequence);
-        }
+        self.in_flight.pop_front();
+        self.stored += u64::from(!duplicate);
         self.last_sequence = self.last_sequence.max(sequence);
     }
 }

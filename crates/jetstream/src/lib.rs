@@ -1,43 +1,28 @@
 //! The sink of waljet: one lane to one NATS JetStream stream, written so that nothing can overtake.
 //!
 //! This crate must not see PostgreSQL. An event passes it like this: [`JetStreamSink`] opens a generation, for which it
-//! connects ([`connect`](connect())) and reads the stream's tail ([`Tail`]); the message gets its headers and is held
-//! against the limits; it goes out with a reply subject of its generation, and the answer that comes in there is an
+//! connects ([`connect`](connect())), reads the stream's tail ([`Tail`]) and reads back by id what is stored already; the
+//! message gets its headers and is held against the limits; it goes out with a reply subject of its generation, and the answer that comes in there is an
 //! acknowledgement or ends the generation. What an answer obliges is one table in [`error`].
 
-mod base64;
-
-pub mod options;
-
-mod connect;
-
+mod ack;
 mod api;
-
-mod subject;
-
+mod base64;
 pub mod check;
-
+mod connect;
+mod encode;
+pub mod error;
+mod explain;
+mod generation;
+mod mode;
+pub mod options;
 pub mod provision;
-
+mod readback;
+pub mod sink;
+pub mod snapshot;
+mod subject;
 pub mod tail;
 
-mod encode;
-
-mod ack;
-
-mod generation;
-
-mod explain;
-
-mod mode;
-
-pub mod sink;
-
-pub mod snapshot;
-
-pub mod error;
-
-pub use api::POSITION_HEADER;
 pub use async_nats::Client;
 pub use check::check;
 pub use connect::connect;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
-use waljet_pipeline::{Ack, Action, Code, Fault, Opened, OutboundMessage, PublisherMode, Rejection, Sink};
+use waljet_pipeline::{Ack, Action, Code, Fault, Opened, OutboundMessage, Position, PublisherMode, Rejection, Sink};
 
 use crate::api::{Api, StreamInfo, inbox_filter};
 use crate::connect::{Connection, Reconnect};
@@ -14,8 +14,9 @@ use crate::explain::explain;
 use crate::generation::{Ending, Generation};
 use crate::mode::Modes;
 use crate::options::{LaneOptions, MAX_WINDOW, NatsOptions, StreamOptions};
+use crate::readback::read_back;
 use crate::snapshot::SinkWatch;
-use crate::tail::{self, Tail, Unsettled};
+use crate::tail::{self, Tail};
 use crate::{error, subject};
 
 /// How often a wait for acknowledgements looks whether the connection still stands, should its events be lost.
@@ -41,8 +42,6 @@ pub struct JetStreamSink {
     /// How many generations there were; part of their reply subjects.
     generations: u64,
     modes: Modes,
-    /// What earlier generations of this process left open.
-    unsettled: Option<Unsettled>,
     seen: Option<Seen>,
     watch: watch::Sender<SinkWatch>,
 }
@@ -69,7 +68,6 @@ impl JetStreamSink {
             known_servers: Vec::new(),
             generation: None,
             generations: 0,
-            unsettled: None,
             seen: None,
             watch,
         }
@@ -112,52 +110,38 @@ impl JetStreamSink {
         self.watch.send_if_modified(|watch| std::mem::replace(&mut watch.connected, false));
     }
 
-    /// Leaves the current generation and keeps what it left open.
+    /// Leaves the current generation.
     fn leave(&mut self) {
-        if let Some(generation) = self.generation.take() {
-            let unsettled = generation.unsettled();
-            self.unsettled = Some(match &self.unsettled {
-                Some(earlier) => unsettled.with_earlier(earlier),
-                None => unsettled,
-            });
-            if let Some(seen) = &mut self.seen {
-                seen.last_sequence = seen.last_sequence.max(generation.settled.0);
-            }
+        if let (Some(generation), Some(seen)) = (self.generation.take(), &mut self.seen) {
+            seen.last_sequence = seen.last_sequence.max(generation.last_sequence);
         }
     }
 
-    /// Reads state and tail, and compares them with what this process saw and sent before.
-    async fn look(&self, api: &Api) -> Result<(StreamInfo, Tail, bool), Fault> {
-        let name = &self.stream.stream;
-        let (mut info, mut found) = tail::info_and_tail(api, name, &self.stream.subject_space).await?;
+    /// Reads state and tail, and compares them with what this process saw before.
+    async fn look(&self, api: &Api) -> Result<(StreamInfo, Tail), Fault> {
+        let (name, space) = (&self.stream.stream, &self.stream.subject_space);
+        let (mut info, mut tail) = tail::info_and_tail(api, name, space).await?;
         if let Some(seen) = &self.seen {
             let mut looks = 0;
             while info.created == seen.created && info.state.last_seq < seen.last_sequence && looks < LOOKS_BACK {
                 looks += 1;
                 tokio::time::sleep(LOOK).await;
-                (info, found) = tail::info_and_tail(api, name, &self.stream.subject_space).await?;
+                (info, tail) = tail::info_and_tail(api, name, space).await?;
             }
             seen.compare(name, &info)?;
         }
-        let located = found.sequence;
-        let tail = match &self.unsettled {
-            Some(unsettled) => {
-                let tail = tail::verified(api, name, found, unsettled).await?;
-                unsettled.or_later(tail)
-            }
-            None => tail::without_hidden_hole(api, name, found, &info, self.lane.window).await?,
-        };
-        let whole = tail.sequence == located;
-        Ok((info, tail, whole))
+        Ok((info, tail))
     }
 
     /// Begins a generation.
-    async fn begin(&mut self) -> Result<Opened, Fault> {
+    async fn begin(&mut self, from: &Position) -> Result<Opened, Fault> {
         let api = self.connected().await?;
-        let (info, tail, whole) = self.look(&api).await?;
+        let (info, tail) = self.look(&api).await?;
         if tail.foreign {
-            self.foreign_publisher(whole);
+            self.foreign_publisher();
         }
+        let StreamOptions { stream, subject_space, .. } = &self.stream;
+        let stored = read_back(&api, stream, subject_space, &info, &tail, from).await?;
         let shared = info.config.subjects.iter().any(|filter| !subject::covers(&self.stream.subject_space, filter));
         let mode = self.modes.next(shared);
         let connection = self.connection.as_ref().ok_or_else(no_generation)?;
@@ -182,28 +166,27 @@ impl JetStreamSink {
             next_ack: 0,
             in_flight: std::collections::VecDeque::with_capacity(max_in_flight),
             stored: 0,
-            // What lies behind a hole is not settled.
-            settled: (if whole { base } else { tail.sequence }, tail.position),
             last_sequence: base,
             violations_before: connection.news.borrow().violations,
             ending: None,
         });
         self.watch.send_modify(|watch| show(watch, &info, mode));
         self.seen = Some(Seen { created: info.created, last_sequence: base });
-        Ok(Opened { stream: self.stream.stream.clone(), mode, last_sequence: base, tail: tail.position, max_in_flight })
+        Ok(Opened {
+            stream: self.stream.stream.clone(),
+            mode,
+            last_sequence: base,
+            tail: tail.position,
+            stored,
+            max_in_flight,
+        })
     }
 
     /// Notes another publisher; warns where that is news.
-    fn foreign_publisher(&mut self, whole: bool) {
+    fn foreign_publisher(&mut self) {
         self.modes.foreign();
-        let news = !self.watch.borrow().foreign_publisher;
-        self.watch.send_modify(|watch| watch.foreign_publisher = true);
-        if !whole {
-            tracing::warn!(
-                stream = %self.stream.stream,
-                "another publisher's message took the place of an event; the event is published again, behind later ones"
-            );
-        } else if news {
+        let news = self.watch.send_if_modified(|watch| !std::mem::replace(&mut watch.foreign_publisher, true));
+        if news {
             tracing::warn!(stream = %self.stream.stream, "another publisher writes to the stream");
         }
     }
@@ -270,9 +253,9 @@ const FRESH_CONNECTION: [Code; 6] = [
 ];
 
 impl Sink for JetStreamSink {
-    async fn open(&mut self) -> Result<Opened, Fault> {
+    async fn open(&mut self, from: &Position) -> Result<Opened, Fault> {
         self.leave();
-        let opened = self.begin().await;
+        let opened = self.begin(from).await;
         if let Err(fault) = &opened {
             self.end(fault);
         }
@@ -301,7 +284,7 @@ impl Sink for JetStreamSink {
         let headers = encode::headers(message, expected, reply.len(), generation.limits)?;
         let subject = async_nats::Subject::from(message.subject.as_str());
         // Noted first: from here on nobody knows whether it was sent.
-        generation.sending(message, subject.clone());
+        generation.sending(subject.clone());
         let publish = client.publish_with_reply_and_headers(subject, reply, headers, message.payload.clone());
         match timeout(self.lane.ack_timeout, publish).await {
             Ok(Ok(())) => Ok(()),

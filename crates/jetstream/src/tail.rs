@@ -1,6 +1,4 @@
-//! The tail of the stream: the last event of ours that it holds, and whether all before it are there.
-
-use std::collections::VecDeque;
+//! The tail of the stream: the last event of ours that it holds.
 
 use async_nats::Client;
 use futures_util::{StreamExt, stream};
@@ -11,8 +9,6 @@ use crate::options::{DEFAULT_CONNECT_TIMEOUT, NatsOptions};
 
 /// How far to look behind messages that are not ours or were deleted.
 const WALK_BACK: u64 = 1024;
-/// How many messages to look at after a generation that ended, at most.
-const WALK_ON: u64 = 4096;
 /// How many reads are under way at once: with messages of the usual `max_payload` these are 8 MiB.
 const READS_AT_ONCE: usize = 8;
 /// How often to read again what changes while it is read.
@@ -27,8 +23,6 @@ pub struct Tail {
     pub sequence: u64,
     /// Whether the stream's last message came from another publisher.
     pub foreign: bool,
-    /// Whether the event was stored on condition of the stream's last sequence.
-    pub(crate) chained: bool,
 }
 
 /// Reads the tail of `stream` below `subject_space`, with the API's usual prefix.
@@ -105,12 +99,7 @@ async fn locate(api: &Api, stream: &str, space: &str, info: &StreamInfo) -> Resu
 
 /// Returns the tail that a message is, if it is ours.
 fn ours(stored: &Stored) -> Option<Tail> {
-    stored.position.map(|position| Tail {
-        position: Some(position),
-        sequence: stored.sequence,
-        foreign: false,
-        chained: stored.chained,
-    })
+    stored.position.map(|position| Tail { position: Some(position), sequence: stored.sequence, foreign: false })
 }
 
 /// Reads messages in the given order, several at once.
@@ -123,140 +112,4 @@ fn reads<'a>(
         api.message(stream, sequence).await.map_err(|e| e.fault("read a message of the stream", stream))
     };
     Box::pin(stream::iter(sequences).map(read).buffered(READS_AT_ONCE))
-}
-
-/// What was sent and not acknowledged when a generation ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Unsettled {
-    /// The last sequence that is known to be settled: what lies behind it was looked at or acknowledged.
-    pub(crate) sequence: u64,
-    /// The last position that is known to be stored.
-    pub(crate) position: Option<Position>,
-    /// What followed, in the order of sending.
-    pub(crate) sent: VecDeque<Position>,
-}
-
-impl Unsettled {
-    /// Adds what an earlier generation had sent beyond this one: it may still be on its way.
-    pub(crate) fn with_earlier(mut self, earlier: &Self) -> Self {
-        let beyond = match self.sent.back().or(self.position.as_ref()) {
-            Some(last) => earlier.sent.iter().position(|sent| sent == last).map(|at| at + 1),
-            None => Some(0),
-        };
-        if let Some(at) = beyond {
-            self.sent.extend(earlier.sent.iter().skip(at));
-        }
-        self
-    }
-
-    /// Returns the tail, or what was acknowledged where that is later: events that are published behind a hole lie
-    /// before ones that were stored already.
-    pub(crate) fn or_later(&self, tail: Tail) -> Tail {
-        match (self.position, tail.position) {
-            (Some(known), Some(found)) if known.history == found.history && !known.at_or_before(&found) => {
-                Tail { position: Some(known), ..tail }
-            }
-            _ => tail,
-        }
-    }
-}
-
-/// Looks whether what is stored since is the beginning of what was sent.
-///
-/// The broker compares numbers only: a message of another publisher can take the place of one of ours, and what
-/// followed ours then fits behind it. The tail is moved back before such a hole, so that nothing is taken for stored
-/// that is not; what lies behind it is recognised by its id.
-pub(crate) async fn verified(api: &Api, stream: &str, tail: Tail, unsettled: &Unsettled) -> Result<Tail, Fault> {
-    if tail.sequence <= unsettled.sequence || unsettled.sent.is_empty() {
-        return Ok(tail);
-    }
-    let mut settled = Tail { position: unsettled.position, sequence: unsettled.sequence, ..tail.clone() };
-    let mut expected = unsettled.sent.iter();
-    let until = tail.sequence.min(unsettled.sequence.saturating_add(WALK_ON));
-    let mut reads = reads(api, stream, unsettled.sequence + 1..=until);
-    while let Some(read) = reads.next().await {
-        let Some(Stored { sequence, position: Some(position), .. }) = read? else { continue };
-        let follows = match expected.next() {
-            Some(sent) => *sent == position,
-            None => settled.position.is_none_or(|last| last.at_or_before(&position)),
-        };
-        if !follows {
-            return Ok(Tail { foreign: true, ..settled });
-        }
-        settled = Tail { position: Some(position), sequence, ..settled };
-    }
-    if until < tail.sequence { Ok(Tail { foreign: true, ..settled }) } else { Ok(tail) }
-}
-
-/// Looks whether messages of another publisher lie among the last ones of ours, where one can hide a hole.
-///
-/// For the first generation of a process, which does not know what the last one of the process before had sent.
-pub(crate) async fn without_hidden_hole(
-    api: &Api,
-    stream: &str,
-    tail: Tail,
-    info: &StreamInfo,
-    window: usize,
-) -> Result<Tail, Fault> {
-    if !tail.chained {
-        return Ok(tail);
-    }
-    let until = tail.sequence.saturating_sub(window as u64).max(info.state.first_seq);
-    let mut settled = Some(tail.clone());
-    let mut foreign = false;
-    let mut read_bytes = 0;
-    let mut reads = reads(api, stream, (until..tail.sequence).rev());
-    while let Some(read) = reads.next().await {
-        let Some(stored) = read? else { continue };
-        read_bytes += stored.size;
-        match ours(&stored) {
-            None => {
-                foreign = true;
-                settled = None;
-            }
-            Some(found) => {
-                let chained = found.chained;
-                settled.get_or_insert(Tail { foreign: true, ..found });
-                if !chained {
-                    break;
-                }
-            }
-        }
-        // More than any window holds in bytes.
-        if read_bytes > MAX_BYTES_BACK {
-            break;
-        }
-    }
-    Ok(settled.unwrap_or(Tail { foreign, ..Tail::default() }))
-}
-
-/// How many bytes of answers to read when looking back.
-const MAX_BYTES_BACK: usize = 64 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use waljet_pipeline::History;
-
-    fn position(ordinal: u64) -> Position {
-        Position {
-            history: History { system_id: 1, timeline: 1 },
-            commit_lsn: "0/10".parse().unwrap_or_default(),
-            ordinal,
-        }
-    }
-
-    fn unsettled(last: Option<u64>, sent: std::ops::Range<u64>) -> Unsettled {
-        Unsettled { sequence: 0, position: last.map(position), sent: sent.map(position).collect() }
-    }
-
-    #[test]
-    fn what_an_earlier_generation_sent_beyond_is_remembered() {
-        let merged = unsettled(Some(2), 3..5).with_earlier(&unsettled(None, 1..9));
-        assert_eq!(merged.sent, unsettled(None, 3..9).sent);
-        let merged = unsettled(Some(2), 3..3).with_earlier(&unsettled(None, 1..5));
-        assert_eq!(merged.sent, unsettled(None, 3..5).sent);
-        let merged = unsettled(Some(8), 9..12).with_earlier(&unsettled(None, 1..5));
-        assert_eq!(merged.sent, unsettled(None, 9..12).sent);
-    }
 }

@@ -520,11 +520,8 @@ impl Stored {
 
 fn observe(monitor: &Monitor, entry: &Entry, duplicate: bool, now: Timestamp) {
     let metrics = &monitor.metrics;
-    if duplicate {
-        metrics.duplicate.inc()
-    } else {
-        metrics.stored.inc()
-    }
+    let counter = if duplicate { &metrics.duplicate } else { &metrics.stored };
+    counter.inc();
     if let Some(sent_at) = entry.sent_at {
         metrics.publish_to_ack.observe(sent_at.elapsed().as_secs_f64());
     }

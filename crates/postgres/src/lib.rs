@@ -1,1 +1,38 @@
-//! Placeholder.
+//! The source of waljet: a PostgreSQL replication slot, its publication and its outbox table.
+//!
+//! This crate must not see the broker. The modules, in the order in which a change passes them:
+//!
+//! 1. [`connect`], `dial`, `tls`, `channel_binding`: from a URL to a verified session, for both connections.
+//! 2. `wire`, `replication`: start-up, authentication and the commands of the replication connection.
+//! 3. `reader`: the task that owns the stream's socket and speaks to the server in time.
+//! 4. [`source`]: [`ReplicationSource`], which gives the frames out and takes positions.
+//!
+//! Beside the stream, over SQL (`control`, [`sql`]): [`watch`] proves how far keepalives may be trusted,
+//! [`check`] finds what would go wrong before it does, [`provision`] creates what is missing, and [`slot`]
+//! and [`publication`] hold what is known of those two. [`error`] lists every fault.
+
+mod channel_binding;
+pub mod check;
+pub mod connect;
+mod control;
+mod dial;
+pub mod error;
+pub mod provision;
+pub mod publication;
+mod reader;
+mod replication;
+pub mod slot;
+pub mod source;
+pub mod sql;
+mod tls;
+pub mod watch;
+mod wire;
+
+pub use check::check;
+pub use connect::{ConnectOptions, SslMode};
+pub use error::{CODES, ServerError};
+pub use provision::{Done, Outcome, ProvisionOptions, Statement, init, plan};
+pub use publication::TableName;
+pub use slot::{Advanced, Failover, SlotState};
+pub use source::{Messages, ReplicationSource, SourceOptions};
+pub use watch::{PublicationWatch, SourceWatch};
