@@ -1,0 +1,160 @@
+//! From configuration to a relay: source, pipeline and sink put together, and the views of them.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prometheus::Registry;
+use serde::Serialize;
+use tokio::sync::watch;
+use waljet_jetstream::{JetStreamSink, SinkWatch};
+use waljet_pgoutput::Timestamp;
+use waljet_pipeline::{Fault, Metrics, Monitor, Pipeline, PipelineOptions, Status};
+use waljet_postgres::{ReplicationSource, SourceWatch};
+
+use crate::admin::Snapshot;
+use crate::config::Config;
+use crate::error::{START, halt};
+use crate::metrics::RelayMetrics;
+
+/// A relay that is ready to run.
+pub(crate) struct Relay {
+    /// Moves the events.
+    pub(crate) pipeline: Pipeline<ReplicationSource, JetStreamSink>,
+    /// Tells how it is doing.
+    pub(crate) views: Arc<Views>,
+}
+
+/// Whether to go on where the stream and the database do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// Stop.
+    Refuse,
+    /// Go on: the operator's word.
+    Accept,
+}
+
+/// Puts a relay together; connects to nothing.
+///
+/// # Errors
+///
+/// The metrics could not be registered.
+pub(crate) fn assemble(config: &Config, gap: Gap) -> Result<Relay, Fault> {
+    let registry = Registry::new();
+    let fault = |error| halt(START, "register the metrics").cause(error);
+    let metrics = Metrics::register(&registry).map_err(fault)?;
+    let relay_metrics = RelayMetrics::register(&registry).map_err(fault)?;
+    let monitor = Arc::new(Monitor::new(metrics, config.window));
+    let source = ReplicationSource::new(config.source.clone());
+    let sink = JetStreamSink::new(config.nats.clone(), config.stream.clone(), config.lane);
+    let views = Views {
+        monitor: Arc::clone(&monitor),
+        source: source.watch(),
+        sink: sink.watch(),
+        metrics: relay_metrics,
+        registry,
+    };
+    let options = PipelineOptions {
+        outbox: config.outbox.clone(),
+        route: config.route.clone(),
+        headers: config.headers.clone(),
+        window: config.window,
+        retry: config.retry,
+        drain_timeout: config.drain_timeout,
+        accept_gap: gap == Gap::Accept,
+        clock: now,
+    };
+    let pipeline = Pipeline::new(source, sink, options, monitor, fastrand::u64(..));
+    Ok(Relay { pipeline, views: Arc::new(views) })
+}
+
+/// Reads the wall clock.
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// All that tells how a relay is doing.
+pub(crate) struct Views {
+    monitor: Arc<Monitor>,
+    source: watch::Receiver<SourceWatch>,
+    sink: watch::Receiver<SinkWatch>,
+    metrics: RelayMetrics,
+    /// Holds all metrics.
+    pub(crate) registry: Registry,
+}
+
+/// The whole state, as `/status` and `waljet status --json` have it; the keys are a contract.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    #[serde(flatten)]
+    pipeline: Status,
+    postgres: SourceWatch,
+    nats: SinkWatch,
+    dead_letters: u64,
+}
+
+impl Views {
+    /// Takes a snapshot and sets the gauges from it.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let status = self.monitor.status();
+        let postgres = self.source.borrow().clone();
+        self.monitor.metrics.set(&status);
+        self.metrics.set(postgres.slot.as_ref());
+        let dead = (!status.live).then(|| "the pipeline's loop does not turn".to_owned());
+        let not_ready = status.reason.clone();
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            pipeline: status,
+            postgres,
+            nats: self.sink.borrow().clone(),
+            dead_letters: 0,
+        };
+        // A plain structure of numbers and texts always has a JSON form.
+        let status = serde_json::to_value(&report).unwrap_or_default();
+        Snapshot { dead, not_ready, status }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::config::parsed;
+
+    #[tokio::test]
+    async fn a_relay_that_has_not_run_yet_is_not_ready_and_says_so_in_all_views() {
+        let relay = assemble(&parsed("[postgres]\nurl = \"postgres://a@b/c\"\n"), Gap::Refuse).unwrap();
+        let snapshot = relay.views.snapshot();
+        assert_eq!(snapshot.dead, None);
+        assert_eq!(snapshot.not_ready.as_deref(), Some("source: not connected yet"));
+        assert_eq!(snapshot.status["ready"], false);
+        assert_eq!(snapshot.status["nats"]["stream"], "OUTBOX");
+        assert_eq!(snapshot.status["window"]["max_events"], 1024);
+    }
+
+    #[test]
+    fn every_metric_of_the_contract_is_told() {
+        let relay = assemble(&parsed("[postgres]\nurl = \"postgres://a@b/c\"\n"), Gap::Refuse).unwrap();
+        relay.views.snapshot();
+        let names: Vec<String> = relay.views.registry.gather().iter().map(|family| family.name().to_owned()).collect();
+        for name in [
+            "waljet_build_info",
+            "waljet_commit_to_ack_seconds",
+            "waljet_confirmed_lsn",
+            "waljet_dead_letters",
+            "waljet_events_total",
+            "waljet_in_flight_bytes",
+            "waljet_in_flight_events",
+            "waljet_lag_bytes",
+            "waljet_oldest_unacked_seconds",
+            "waljet_publish_to_ack_seconds",
+            "waljet_ready",
+            "waljet_received_lsn",
+            "waljet_slot_retained_bytes",
+            "waljet_slot_safe_bytes",
+        ] {
+            assert!(names.iter().any(|found| found == name), "{name} is missing among {names:?}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `waljet init`: creates what is missing, in the order that keeps rows from being skipped.
+
+use clap::Args;
+use serde_json::json;
+use waljet_pipeline::Fault;
+use waljet_postgres::provision::TableForm;
+use waljet_postgres::{Failover, ProvisionOptions};
+
+use super::{Global, runtime};
+use crate::config::Config;
+use crate::error::{OUTPUT, halt};
+use crate::render::{Exit, Failure, data};
+
+/// Create what is missing.
+#[derive(Debug, Args)]
+pub(crate) struct Init {
+    /// Print the SQL, and the stream's settings as comments, and connect to nothing
+    #[arg(long)]
+    print: bool,
+    /// Create the table partitioned by `created_at`
+    #[arg(long)]
+    partitioned: bool,
+    /// Let standbys copy the slot (PostgreSQL 17 and later)
+    #[arg(long)]
+    failover: bool,
+}
+
+/// Does what was typed.
+pub(crate) fn run(global: &Global, args: &Init) -> Result<Exit, Failure> {
+    let config = global.load_quietly()?;
+    let options = options(&config, args);
+    if args.print {
+        data(&printed(&config, &options)?)?;
+        return Ok(Exit::Done);
+    }
+    runtime()?.block_on(create(&config, &options))?;
+    Ok(Exit::Done)
+}
+
+/// Returns what is to be there in the database.
+fn options(config: &Config, args: &Init) -> ProvisionOptions {
+    let source = &config.source;
+    let options =
+        ProvisionOptions::new(source.connect.clone(), source.table.clone(), &source.publication, &source.slot);
+    ProvisionOptions {
+        form: if args.partitioned { TableForm::Partitioned } else { TableForm::Plain },
+        failover: if args.failover { Failover::On } else { Failover::Off },
+        ..options
+    }
+}
+
+/// Creates everything; what was done before a fault is said before it.
+async fn create(config: &Config, options: &ProvisionOptions) -> Result<(), Failure> {
+    for done in waljet_postgres::init(options).await? {
+        say(done.outcome == waljet_postgres::Outcome::Created, &done.what)?;
+    }
+    for done in waljet_jetstream::init(&config.nats, &config.stream).await? {
+        say(done.outcome == waljet_jetstream::Outcome::Created, &done.what)?;
+    }
+    Ok(())
+}
+
+/// Writes one line about one step.
+fn say(created: bool, what: &str) -> Result<(), Failure> {
+    data(&format!("{}  {what}\n", if created { "created" } else { "exists " }))
+}
+
+/// Writes all steps as SQL; the stream's settings are comments, so that the whole can be given to psql.
+fn printed(config: &Config, options: &ProvisionOptions) -> Result<String, Fault> {
+    let mut text = String::new();
+    for statement in waljet_postgres::plan(options) {
+        text.push_str(&format!("-- {}\n{}\n\n", statement.what, statement.sql.trim_end()));
+    }
+    let settings = waljet_jetstream::plan(&config.stream, None);
+    let settings =
+        serde_json::to_value(&settings).map_err(|error| halt(OUTPUT, "write the stream's settings").cause(error))?;
+    let name = &config.stream.stream;
+    text.push_str(&format!("-- stream {}, as nats stream add {name} --config FILE takes it:\n", json!(name)));
+    for line in format!("{settings:#}").lines() {
+        text.push_str(&format!("-- {line}\n"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+mod tests {
+    use super::*;
+    use crate::config::parsed;
+
+    #[test]
+    fn what_is_printed_is_sql_with_the_stream_in_comments() {
+        let config = parsed("[postgres]\nurl = \"postgres://a@b/c\"\n");
+        let args = Init { print: true, partitioned: false, failover: false };
+        let text = printed(&config, &options(&config, &args)).unwrap();
+        let order = [
+            "-- schema public\n",
+            "-- table public.outbox\n",
+            "-- publication waljet\n",
+            "-- slot waljet\n",
+            "-- stream \"OUTBOX\"",
+        ];
+        let places: Vec<usize> = order.iter().map(|start| text.find(start).unwrap()).collect();
+        assert!(places.is_sorted(), "{text}");
+        let stream = &text[places[4]..];
+        assert!(stream.lines().all(|line| line.starts_with("-- ")), "{stream}");
+        assert!(stream.contains("\"outbox.>\""), "{stream}");
+    }
+}

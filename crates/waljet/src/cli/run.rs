@@ -1,0 +1,133 @@
+//! `waljet run`: checks both ends, then relays until told to stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+use waljet_pipeline::{Action, Fault, Finding, Stopped};
+
+use super::{Global, runtime};
+use crate::admin::Admin;
+use crate::assemble::{Gap, Relay, Views, assemble};
+use crate::config::Config;
+use crate::error::{ABORTED, halt};
+use crate::preflight::Preflight;
+use crate::render::{Exit, Failure};
+use crate::signal::{self, Shutdown};
+use crate::telemetry;
+
+/// How long requests to the admin endpoint may still take once the relay has ended.
+const ADMIN_GRACE: Duration = Duration::from_millis(500);
+
+/// Relay events until SIGTERM or SIGINT.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Go on although the stream and the database do not fit together; events may be missing or come twice
+    #[arg(long)]
+    accept_gap: bool,
+}
+
+/// Does what was typed.
+pub(crate) fn run(global: &Global, args: &Run) -> Result<Exit, Failure> {
+    let config = global.load()?;
+    telemetry::start(&config.log).map_err(|fault| Failure::usage([fault]))?;
+    let gap = if args.accept_gap { Gap::Accept } else { Gap::Refuse };
+    runtime()?.block_on(relay(&config, gap))
+}
+
+/// Serves the admin endpoint, checks both ends and moves events.
+async fn relay(config: &Config, gap: Gap) -> Result<Exit, Failure> {
+    let (mut shutdown, _signals) = signal::listen()?;
+    let relay = assemble(config, gap)?;
+    let admin = serve_admin(config, &relay.views).await?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        slot = config.source.slot,
+        publication = config.source.publication,
+        table = %config.source.table,
+        stream = config.stream.stream,
+        subjects = config.stream.subject_space,
+        "starting"
+    );
+    let result = tokio::select! {
+        biased;
+        () = shutdown.draining() => Ok(Exit::Done),
+        checked = checked(config) => match checked {
+            Ok(()) => Box::pin(pipeline(relay, &mut shutdown)).await,
+            Err(failure) => Err(failure),
+        },
+    };
+    if let Some((end, task)) = admin {
+        drop(end);
+        // Whoever still reads an answer has had the time to.
+        let _ = tokio::time::timeout(ADMIN_GRACE, task).await;
+    }
+    result
+}
+
+/// Binds the admin endpoint and answers there until the sender is dropped.
+async fn serve_admin(
+    config: &Config,
+    views: &Arc<Views>,
+) -> Result<Option<(oneshot::Sender<()>, JoinHandle<()>)>, Fault> {
+    let Some(listen) = &config.admin_listen else { return Ok(None) };
+    let admin = Admin::bind(listen).await?;
+    info!(address = %admin.address(), "admin endpoint listens");
+    let (sender, receiver) = oneshot::channel::<()>();
+    let registry = views.registry.clone();
+    let source = Arc::clone(views);
+    let task = tokio::spawn(async move {
+        let end = async move { drop(receiver.await) };
+        if let Err(error) = admin.serve(Arc::new(move || source.snapshot()), registry, end).await {
+            warn!(%error, "admin endpoint ended");
+        }
+    });
+    Ok(Some((sender, task)))
+}
+
+/// Checks both ends. What may heal is waited for by the pipeline; all else ends the start.
+async fn checked(config: &Config) -> Result<(), Failure> {
+    let preflight = Preflight::make(config).await;
+    for (end, check) in preflight.checks() {
+        match &check.finding {
+            Finding::Good(found) => tracing::debug!(end, check = check.name, found, "check passed"),
+            Finding::Warning { message, hint } => warn!(end, check = check.name, message, hint, "check warns"),
+            Finding::Fault(fault) if fault.action == Action::Retry => {
+                let hint = fault.hint.as_deref();
+                warn!(end, check = check.name, code = %fault.code, error = fault.summary(), hint, "waiting until this is mended");
+            }
+            // Printed at the end, all together.
+            Finding::Fault(_) => {}
+        }
+    }
+    let (faults, _) = preflight.into_faults();
+    if faults.is_empty() {
+        return Ok(());
+    }
+    let gap = faults.iter().any(|fault| fault.action == Action::Gap);
+    Err(Failure { exit: if gap { Exit::Gap } else { Exit::CheckFault }, faults })
+}
+
+/// Runs the pipeline: the first signal lets it drain, the second drops it.
+async fn pipeline(relay: Relay, shutdown: &mut Shutdown) -> Result<Exit, Failure> {
+    let (stop, stopped) = watch::channel(false);
+    let mut running = Box::pin(relay.pipeline.run(stopped));
+    let mut aborting = shutdown.clone();
+    loop {
+        tokio::select! {
+            biased;
+            // 1. Nothing may keep the second signal waiting.
+            () = aborting.aborting() => {
+                let fault = halt(ABORTED, "aborted by a second signal before all was acknowledged");
+                return Err(fault.hint("nothing is lost: what was not confirmed comes again at the next start").into());
+            }
+            // 2. The first signal is passed on once.
+            () = shutdown.draining(), if !*stop.borrow() => drop(stop.send_replace(true)),
+            // 3. The work itself.
+            ended = &mut running => return ended.map(|Stopped { .. }| Exit::Done).map_err(Failure::from),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The log: lines for a person or for a machine, on standard error.
+
+use std::io::{self, IsTerminal};
+use std::panic::PanicHookInfo;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use waljet_pipeline::Fault;
+
+use crate::config::Log;
+use crate::error::{CONFIG_VALUE, START, halt};
+use crate::render::{Exit, Style};
+
+/// Starts the log and lets a panic end the process.
+///
+/// # Errors
+///
+/// `RUST_LOG` is not a filter, or a log has been started already.
+pub(crate) fn start(log: &Log) -> Result<(), Fault> {
+    let filter = filter(log, std::env::var("RUST_LOG").ok())?;
+    let registry = tracing_subscriber::registry().with(filter);
+    let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_timer(Utc);
+    let started = if is_json(&log.format, io::stderr().is_terminal()) {
+        registry.with(layer.json().flatten_event(true).with_span_list(false)).try_init()
+    } else {
+        registry.with(layer.with_target(false).with_ansi(Style::of(&io::stderr()) == Style::Colour)).try_init()
+    };
+    started.map_err(|error| halt(START, "start the log").cause(error))?;
+    std::panic::set_hook(Box::new(end_on_panic));
+    Ok(())
+}
+
+/// Returns whether lines are written as JSON: always, never, or wherever no person watches.
+fn is_json(format: &str, terminal: bool) -> bool {
+    match format {
+        "json" => true,
+        "text" => false,
+        _ => !terminal,
+    }
+}
+
+/// Reads the filter; the variable goes before the setting, as with all programs that know it.
+fn filter(log: &Log, variable: Option<String>) -> Result<EnvFilter, Fault> {
+    let variable = variable.filter(|text| !text.trim().is_empty());
+    let (name, text) = variable.as_ref().map_or(("log.level", &log.level), |text| ("RUST_LOG", text));
+    EnvFilter::try_new(text).map_err(|error| {
+        halt(CONFIG_VALUE, format!("{name}: expected a level or a filter, found {text:?}"))
+            .cause(error)
+            .hint("write a level such as info, or a filter such as info,waljet_postgres=debug")
+    })
+}
+
+/// Logs where the panic was and ends the process: a task that is gone would leave a relay that looks alive.
+fn end_on_panic(info: &PanicHookInfo<'_>) {
+    let location = info.location().map(ToString::to_string).unwrap_or_default();
+    let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
+    tracing::error!(location, thread, reason = panic_reason(info), "panicked, which is a bug in waljet");
+    std::process::exit(Exit::Failed as i32);
+}
+
+/// Returns the panic's message where it is a literal. A formatted one may quote the data of a row and is
+/// shown only to who asks for backtraces.
+fn panic_reason<'a>(info: &'a PanicHookInfo<'_>) -> &'a str {
+    let payload = info.payload();
+    let formatted = || payload.downcast_ref::<String>().filter(|_| std::env::var_os("RUST_BACKTRACE").is_some());
+    let literal = payload.downcast_ref::<&'static str>().copied();
+    literal
+        .or_else(|| formatted().map(String::as_str))
+        .unwrap_or("withheld, since it may quote data; set RUST_BACKTRACE to see it")
+}
+
+/// Milliseconds in UTC: as readable as needed, and comparable between machines.
+struct Utc;
+
+impl FormatTime for Utc {
+    fn format_time(&self, w: &mut Writer<'_>) -> std::fmt::Result {
+        write!(w, "{:.3}", jiff::Timestamp::now())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+mod tests {
+    use super::*;
+
+    fn log(level: &str) -> Log {
+        Log { format: "auto".into(), level: level.into() }
+    }
+
+    #[test]
+    fn json_is_for_whoever_is_no_terminal_unless_the_setting_says_otherwise() {
+        assert_eq!([is_json("auto", true), is_json("auto", false)], [false, true]);
+        assert_eq!([is_json("json", true), is_json("text", false)], [true, false]);
+    }
+
+    #[test]
+    fn rust_log_goes_before_the_setting() {
+        assert_eq!(filter(&log("info"), None).unwrap().to_string(), "info");
+        assert_eq!(filter(&log("info"), Some("debug".into())).unwrap().to_string(), "debug");
+        assert_eq!(filter(&log("info"), Some(" ".into())).unwrap().to_string(), "info");
+        assert!(filter(&log("info"), Some("a=b=c".into())).unwrap_err().message.starts_with("RUST_LOG: "));
+    }
+
+    #[test]
+    fn times_are_utc_with_milliseconds() {
+        let mut text = String::new();
+        Utc.format_time(&mut Writer::new(&mut text)).unwrap();
+        assert_eq!(text.len(), "2026-11-30T12:00:00.000Z".len(), "{text}");
+        assert!(text.ends_with('Z'));
+    }
+}
