@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(numbers("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"), [15, 18]);
         assert_eq!(numbers("postgres (PostgreSQL) 19beta1"), [19]);
         assert_eq!(numbers("nats-server: v2.15.1"), [2, 15, 1]);
-        assert_eq!(numbers("nothing"), []);
+        assert!(numbers("nothing").is_empty());
     }
 }

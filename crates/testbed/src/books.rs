@@ -111,7 +111,10 @@ async fn committed(url: &str) -> Result<HashMap<String, Committed>> {
     let sql = "SELECT id::text, aggregate_id, (payload->>'version')::bigint FROM outbox";
     let rows = client.query_raw(sql, Vec::<String>::new()).await.context("read the outbox table")?;
     let event = |row: tokio_postgres::Row| {
-        Ok((row.try_get(0)?, Committed { key: row.try_get(1)?, version: row.try_get::<_, Option<i64>>(2)?.unwrap_or(0) }))
+        Ok((
+            row.try_get(0)?,
+            Committed { key: row.try_get(1)?, version: row.try_get::<_, Option<i64>>(2)?.unwrap_or(0) },
+        ))
     };
     rows.map(|row| event(row?)).try_collect().await.map_err(|error: tokio_postgres::Error| error.into())
 }

@@ -124,7 +124,11 @@ impl Program {
                 return Ok(status);
             }
             if Instant::now() >= end {
-                bail!("{} did not end within {limit:?}; its log ends with:\n{}", self.name(), log_tail(&self.options.log));
+                bail!(
+                    "{} did not end within {limit:?}; its log ends with:\n{}",
+                    self.name(),
+                    log_tail(&self.options.log)
+                );
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -157,11 +161,21 @@ fn spawn_here(options: &ProgramOptions) -> io::Result<Child> {
     let mut command = Command::new(&options.program);
     command.args(&options.args).current_dir(&options.dir).stdin(Stdio::null());
     command.stdout(log.try_clone()?).stderr(log);
+    without_ours(&mut command);
     command.envs(options.env.iter().map(|(name, value)| (name, value)));
     // Ctrl-C in a terminal reaches us alone.
     command.process_group(0);
     die_with_parent(&mut command, libc::SIGKILL);
     command.spawn()
+}
+
+/// Takes away what is meant for the tests, or would change the configuration that they write.
+pub(crate) fn without_ours(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WALJET_") {
+            command.env_remove(name);
+        }
+    }
 }
 
 fn open_log(path: &Path) -> io::Result<File> {

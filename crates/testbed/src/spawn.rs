@@ -135,7 +135,7 @@ impl ServerCommand {
 
 /// Asks the kernel to end the child when the thread that spawns it ends.
 #[cfg(target_os = "linux")]
-fn die_with_parent(command: &mut Command, signal: i32) {
+pub(crate) fn die_with_parent(command: &mut Command, signal: i32) {
     let parent = std::process::id() as i32;
     // SAFETY: the closure calls only functions that are safe between fork and exec. The standard
     // library runs it after the change of user, which would clear the setting.
@@ -155,10 +155,10 @@ fn die_with_parent(command: &mut Command, signal: i32) {
 
 /// Other systems have no such call; a [`crate::process::Guard`] does it there.
 #[cfg(not(target_os = "linux"))]
-fn die_with_parent(_command: &mut Command, _signal: i32) {}
+pub(crate) fn die_with_parent(_command: &mut Command, _signal: i32) {}
 
 /// Runs a job on the one thread that spawns all servers and never ends.
-fn on_spawner<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+pub(crate) fn on_spawner<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     type Job = Box<dyn FnOnce() + Send>;
     static SPAWNER: OnceLock<mpsc::SyncSender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {

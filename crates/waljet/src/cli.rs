@@ -2,6 +2,7 @@
 
 mod check;
 mod config;
+mod demo;
 mod docs;
 mod init;
 mod run;
@@ -115,6 +116,8 @@ pub(crate) enum Command {
     /// Show, check or explain the configuration
     #[command(subcommand)]
     Config(config::Command),
+    /// Show the main job on throw-away servers: everything is killed once, and the books must balance
+    Demo(demo::Demo),
     /// Print the version
     Version,
     /// Print pages of the documentation that are made from the program
@@ -131,6 +134,7 @@ pub(crate) fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Status(args) => status::run(&cli.global, args),
         Command::Slot(command) => slot::run(&cli.global, command),
         Command::Config(command) => config::run(&cli.global, command),
+        Command::Demo(args) => demo::run(args),
         Command::Version => data(concat!("waljet ", env!("CARGO_PKG_VERSION"), "\n")).map(|()| Exit::Done),
         Command::Docs(command) => docs::run(command),
     }

@@ -29,8 +29,15 @@ pub(crate) const CONFIRMATION: Code = Code("confirmation-missing");
 /// A second signal ended the relay.
 pub(crate) const ABORTED: Code = Code("aborted");
 
+/// The demo did not come to its end.
+pub(crate) const DEMO: Code = Code("demo-failed");
+
 /// All codes of this crate, with what they mean and what to do.
 pub(crate) const CODES: &[(Code, &str)] = &[
+    (
+        DEMO,
+        "The demo could not start its servers, or something did not happen in time. The cause says what; the servers' logs are kept where `WALJET_KEEP=1` is set.",
+    ),
     (
         CONFIG_FILE,
         "The configuration file is missing or cannot be read. Name one with `--config`, or set everything by environment variables and leave the file away.",

@@ -7,6 +7,7 @@ mod admin;
 mod assemble;
 mod cli;
 mod config;
+mod demo;
 mod error;
 mod metrics;
 mod preflight;

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::JoinHandle;
-use waljet_testbed::Counters;
+use waljet_testbed::{Counters, stored};
 
-use super::place;
 use crate::render::note;
 
 /// How often the moving line moves.
@@ -54,7 +53,7 @@ impl Progress {
                 tokio::time::sleep(if progress.bar.is_some() { MOVE } else { WRITE }).await;
                 let committed = Counters::get(&counters.events);
                 // A broker that is being killed does not answer; the next look will.
-                let answer = tokio::time::timeout(WRITE, place::stored(&nats)).await;
+                let answer = tokio::time::timeout(WRITE, stored(&nats)).await;
                 let stored = match answer {
                     Ok(Ok(stored)) => stored.to_string(),
                     _ => "broker away".to_owned(),

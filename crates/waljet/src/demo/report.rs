@@ -59,7 +59,12 @@ impl Report {
              foreign    {foreign:>9}   of {} rolled back transactions and {} savepoints\n\n  \
              killed on the way: {killed}; stopped cleanly in {:.1} s; largest transaction {} rows; {:.0} s in all\n  \
              {verdict}\n",
-            self.transactions, self.rolled_back, self.savepoints, self.stop_seconds, self.largest_transaction, self.seconds,
+            self.transactions,
+            self.rolled_back,
+            self.savepoints,
+            self.stop_seconds,
+            self.largest_transaction,
+            self.seconds,
         )
     }
 }

@@ -1,0 +1,10 @@
+//! Tests of the whole relay against real servers. One binary, so that it is linked once.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod bounds;
+mod delivery;
+mod documents;
+mod faults;
+mod source_facts;
+mod wrong_things;
