@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal};
 use std::panic::PanicHookInfo;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::SubscriberExt;
@@ -42,11 +43,16 @@ fn is_json(format: &str, terminal: bool) -> bool {
     }
 }
 
+/// Added where only a level is given: the client tells each connection at length, and so do the crates here.
+const QUIETER: &str = "async_nats=warn";
+
 /// Reads the filter; the variable goes before the setting, as with all programs that know it.
 fn filter(log: &Log, variable: Option<String>) -> Result<EnvFilter, Fault> {
     let variable = variable.filter(|text| !text.trim().is_empty());
     let (name, text) = variable.as_ref().map_or(("log.level", &log.level), |text| ("RUST_LOG", text));
-    EnvFilter::try_new(text).map_err(|error| {
+    let chatty = matches!(text.parse(), Ok(LevelFilter::INFO | LevelFilter::DEBUG | LevelFilter::TRACE));
+    let full = if chatty { format!("{text},{QUIETER}") } else { text.clone() };
+    EnvFilter::try_new(full).map_err(|error| {
         halt(CONFIG_VALUE, format!("{name}: expected a level or a filter, found {text:?}"))
             .cause(error)
             .hint("write a level such as info, or a filter such as info,waljet_postgres=debug")
@@ -98,10 +104,19 @@ mod tests {
 
     #[test]
     fn rust_log_goes_before_the_setting() {
-        assert_eq!(filter(&log("info"), None).unwrap().to_string(), "info");
-        assert_eq!(filter(&log("info"), Some("debug".into())).unwrap().to_string(), "debug");
-        assert_eq!(filter(&log("info"), Some(" ".into())).unwrap().to_string(), "info");
+        let read =
+            |level: &str, variable: Option<&str>| filter(&log(level), variable.map(Into::into)).unwrap().to_string();
+        assert_eq!(read("warn", None), "warn");
+        assert_eq!(read("warn", Some("error")), "error");
+        assert_eq!(read("warn", Some(" ")), "warn");
         assert!(filter(&log("info"), Some("a=b=c".into())).unwrap_err().message.starts_with("RUST_LOG: "));
+    }
+
+    #[test]
+    fn a_level_alone_leaves_the_clients_chatter_out() {
+        let read = |level: &str| filter(&log(level), None).unwrap().to_string();
+        assert_eq!(read("info"), "async_nats=warn,info");
+        assert_eq!(read("info,async_nats=info"), "async_nats=info,info");
     }
 
     #[test]

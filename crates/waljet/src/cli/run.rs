@@ -94,7 +94,7 @@ async fn checked(config: &Config) -> Result<(), Failure> {
     for (end, check) in preflight.checks() {
         match &check.finding {
             Finding::Good(found) => tracing::debug!(end, check = check.name, found, "check passed"),
-            Finding::Warning { message, hint } => warn!(end, check = check.name, message, hint, "check warns"),
+            Finding::Warning { message, hint } => warn!(end, check = check.name, found = message, hint, "check warns"),
             Finding::Fault(fault) if fault.action == Action::Retry => {
                 let hint = fault.hint.as_deref();
                 warn!(end, check = check.name, code = %fault.code, error = fault.summary(), hint, "waiting until this is mended");
