@@ -22,6 +22,8 @@ use crate::{error, subject};
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a look at the stream may take before the fault is told without its result.
 const EXPLAIN: Duration = Duration::from_secs(2);
+/// How long the server's word on a permission may take after a fence.
+const GRACE: Duration = Duration::from_millis(20);
 /// A leader that has just been elected may not have applied all that it knows: how often to look again.
 const LOOKS_BACK: u32 = 10;
 
@@ -159,7 +161,7 @@ impl JetStreamSink {
             self.foreign_publisher(whole);
         }
         let shared = info.config.subjects.iter().any(|filter| !subject::covers(&self.stream.subject_space, filter));
-        let mode = self.modes.next(shared);
+        let mode = self.modes.next(shared, Instant::now());
         let connection = self.connection.as_ref().ok_or_else(no_generation)?;
         self.generations += 1;
         let prefix = format!("{}.{}.", connection.client.new_inbox(), self.generations);
@@ -195,7 +197,7 @@ impl JetStreamSink {
 
     /// Notes another publisher; warns where that is news.
     fn foreign_publisher(&mut self, whole: bool) {
-        self.modes.foreign();
+        self.modes.foreign(Instant::now());
         let news = !self.watch.borrow().foreign_publisher;
         self.watch.send_modify(|watch| watch.foreign_publisher = true);
         if !whole {
@@ -226,6 +228,10 @@ impl JetStreamSink {
                 }
                 _ => None,
             };
+        if let Some(fault) = self.permission_behind_fence().await {
+            self.end(&fault);
+            return Rejection { token: None, fault };
+        }
         let Some(generation) = &mut self.generation else {
             return Rejection { token: None, fault: no_generation() };
         };
@@ -242,6 +248,19 @@ impl JetStreamSink {
         };
         self.end(&fault);
         Rejection { token, fault }
+    }
+
+    /// Finds the refused permission behind a fence: the message that the server would not take is the one missing.
+    async fn permission_behind_fence(&mut self) -> Option<Fault> {
+        let (generation, connection) = (self.generation.as_ref()?, self.connection.as_mut()?);
+        let Some(Ending::Known { fence: true, .. }) = &generation.ending else { return None };
+        let before = generation.violations_before;
+        let space = &self.stream.subject_space;
+        // The server's word came first but takes another way through the client.
+        let news = timeout(GRACE, connection.news.wait_for(|news| news.violations > before)).await.ok()?.ok()?;
+        let violation = news.violation.as_ref()?;
+        (violation.permission == "publish" && subject::covers(space, &violation.subject))
+            .then(|| violation.fault(space))
     }
 
     /// Leaves the generation, and the connection too where it cannot be trusted any more.
@@ -339,7 +358,7 @@ impl Sink for JetStreamSink {
                 Some(message) => message,
                 None => {
                     let idle = generation.in_flight.is_empty() && generation.mode == PublisherMode::Serial;
-                    if idle && self.modes.wants_chain() {
+                    if idle && self.modes.wants_chain(Instant::now()) {
                         let fault = Fault::new(
                             error::MODE_CHANGE,
                             Action::Retry,
@@ -363,7 +382,11 @@ impl Sink for JetStreamSink {
             let before = generation.last_sequence;
             if let Some(ack) = generation.take(&message, &self.stream.stream) {
                 if generation.mode == PublisherMode::Serial && !ack.duplicate {
-                    self.modes.serial_ack(ack.sequence == before + 1);
+                    if ack.sequence == before + 1 {
+                        self.modes.clean_ack();
+                    } else {
+                        self.foreign_publisher(true);
+                    }
                 }
                 // Silently: waking readers for each acknowledgement would cost more than they gain.
                 self.watch.send_if_modified(|watch| {

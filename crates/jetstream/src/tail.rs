@@ -170,22 +170,44 @@ pub(crate) async fn verified(api: &Api, stream: &str, tail: Tail, unsettled: &Un
     if tail.sequence <= unsettled.sequence || unsettled.sent.is_empty() {
         return Ok(tail);
     }
-    let mut settled = Tail { position: unsettled.position, sequence: unsettled.sequence, ..tail.clone() };
-    let mut expected = unsettled.sent.iter();
     let until = tail.sequence.min(unsettled.sequence.saturating_add(WALK_ON));
+    let mut found = Vec::new();
     let mut reads = reads(api, stream, unsettled.sequence + 1..=until);
     while let Some(read) = reads.next().await {
-        let Some(Stored { sequence, position: Some(position), .. }) = read? else { continue };
-        let follows = match expected.next() {
-            Some(sent) => *sent == position,
-            None => settled.position.is_none_or(|last| last.at_or_before(&position)),
-        };
-        if !follows {
-            return Ok(Tail { foreign: true, ..settled });
-        }
-        settled = Tail { position: Some(position), sequence, ..settled };
+        found.push(read?);
     }
-    if until < tail.sequence { Ok(Tail { foreign: true, ..settled }) } else { Ok(tail) }
+    Ok(judge(tail, unsettled, &found))
+}
+
+/// Judges what was found at the sequences behind the last settled one; `None` stands for a deleted message.
+fn judge(tail: Tail, unsettled: &Unsettled, found: &[Option<Stored>]) -> Tail {
+    // Only a message of somebody else can hide a hole: without one, the numbers cannot have fitted.
+    if found.iter().flatten().all(|stored| stored.position.is_some()) {
+        return tail;
+    }
+    let mut settled =
+        Tail { position: unsettled.position, sequence: unsettled.sequence, foreign: true, chained: tail.chained };
+    let mut sent = unsettled.sent.iter();
+    for stored in found {
+        match stored {
+            // Deleted since, and most likely ours.
+            None => _ = sent.next(),
+            Some(Stored { position: None, .. }) => {}
+            Some(Stored { sequence, position: Some(position), .. }) => {
+                let follows = match sent.next() {
+                    Some(sent) => sent == position,
+                    None => settled.position.is_none_or(|last| last.at_or_before(position)),
+                };
+                if !follows {
+                    return settled;
+                }
+                settled.position = Some(*position);
+                settled.sequence = *sequence;
+            }
+        }
+    }
+    // Either all was looked at, or so much of somebody else's that the rest is in doubt.
+    settled
 }
 
 /// Looks whether messages of another publisher lie among the last ones of ours, where one can hide a hole.
@@ -248,6 +270,67 @@ mod tests {
 
     fn unsettled(last: Option<u64>, sent: std::ops::Range<u64>) -> Unsettled {
         Unsettled { sequence: 0, position: last.map(position), sent: sent.map(position).collect() }
+    }
+
+    /// Messages at the sequences from 1 on: ours by ordinal, somebody else's, or deleted.
+    #[derive(Clone, Copy)]
+    enum At {
+        Ours(u64),
+        Foreign,
+        Deleted,
+    }
+    use At::{Deleted, Foreign, Ours};
+
+    /// Judges a stream in which `sent` is under way and nothing was settled before.
+    fn judged(sent: std::ops::Range<u64>, stored: &[At]) -> (Option<u64>, u64) {
+        let found: Vec<Option<Stored>> = (1..)
+            .zip(stored)
+            .map(|(sequence, at)| {
+                let message = |position| Some(Stored { sequence, position, chained: true, size: 0 });
+                match at {
+                    Ours(ordinal) => message(Some(position(*ordinal))),
+                    Foreign => message(None),
+                    Deleted => None,
+                }
+            })
+            .collect();
+        let tail = found.iter().flatten().filter_map(ours).next_back().unwrap_or_default();
+        let tail = judge(tail, &unsettled(None, sent), &found);
+        (tail.position.map(|position| position.ordinal), tail.sequence)
+    }
+
+    #[test]
+    fn a_prefix_of_what_was_sent_is_believed() {
+        assert_eq!(judged(0..9, &[Ours(0), Ours(1), Ours(2)]), (Some(2), 3));
+        assert_eq!(judged(0..2, &[Ours(0), Ours(1), Ours(2)]), (Some(2), 3));
+    }
+
+    #[test]
+    fn a_message_whose_place_was_taken_is_not_taken_for_stored() {
+        assert_eq!(judged(0..9, &[Ours(0), Foreign, Ours(2), Ours(3)]), (Some(0), 1));
+        assert_eq!(judged(0..9, &[Foreign, Ours(1)]), (None, 0));
+    }
+
+    #[test]
+    fn a_foreign_message_that_hides_nothing_does_no_harm() {
+        assert_eq!(judged(0..9, &[Ours(0), Foreign, Ours(1)]), (Some(1), 3));
+        assert_eq!(judged(0..9, &[Foreign, Foreign, Ours(0)]), (Some(0), 3));
+        assert_eq!(judged(0..1, &[Ours(0), Foreign, Ours(1)]), (Some(1), 3));
+    }
+
+    #[test]
+    fn a_purge_is_not_taken_for_a_hole() {
+        assert_eq!(judged(0..9, &[Deleted, Deleted, Ours(2)]), (Some(2), 3));
+        assert_eq!(judged(0..9, &[Deleted, Foreign, Ours(1)]), (Some(1), 3));
+    }
+
+    #[test]
+    fn what_was_acknowledged_behind_a_hole_counts_as_the_tail() {
+        let known = unsettled(Some(7), 8..9);
+        let tail = |ordinal| Tail { position: Some(position(ordinal)), sequence: 5, ..Tail::default() };
+        assert_eq!(known.or_later(tail(3)), tail(7));
+        assert_eq!(known.or_later(tail(8)), tail(8));
+        assert_eq!(known.or_later(Tail::default()), Tail::default());
     }
 
     #[test]
