@@ -21,7 +21,7 @@ use crate::{error, subject};
 /// How often a wait for acknowledgements looks whether the connection still stands, should its events be lost.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a look at the stream may take before the fault is told without its result.
-const EXPLAIN: Duration = Duration::from_secs(2);
+const EXPLAIN: Duration = Duration::from_secs(1);
 /// How long the server's word on a permission may take after a fence.
 const GRACE: Duration = Duration::from_millis(20);
 /// A leader that has just been elected may not have applied all that it knows: how often to look again.
@@ -304,7 +304,10 @@ impl Sink for JetStreamSink {
         let client = connection.client.clone();
         let Some(generation) = &mut self.generation else { return Err(no_generation()) };
         if generation.ending.is_some() {
-            return Err(self.tell().await.fault);
+            let fault = self.tell().await.fault;
+            // A refusal of an earlier message is none of this one: it will come again for the right one.
+            let action = if fault.action == Action::Refuse { Action::Retry } else { fault.action };
+            return Err(Fault { action, ..fault });
         }
         if lost {
             return Err(self.fail(disconnected()));
