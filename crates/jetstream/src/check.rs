@@ -7,7 +7,7 @@ use serde::Deserialize;
 use waljet_pipeline::{Action, Check, Fault};
 
 use crate::api::{Api, ApiError, StreamInfo, inbox_filter};
-use crate::connect::{Connection, Reconnect};
+use crate::connect::{Connection, Reconnect, listed};
 use crate::options::{DEFAULT_DUPLICATE_WINDOW, NatsOptions, StreamOptions};
 use crate::provision::version;
 use crate::{error, subject};
@@ -27,7 +27,7 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
         Err(fault) => return vec![Check::fault("nats server", fault)],
     };
     let server = connection.client.server_info();
-    let named = format!("{} at {}:{}", server.server_name, server.host, server.port);
+    let named = format!("{} of {}", server.server_name, listed(nats));
     checks.push(Check::good("nats server", format!("{named}, max_payload {} bytes", server.max_payload)));
     checks.push(match version(&server.version) {
         Some(found) if found < OLDEST => {

@@ -81,7 +81,7 @@ impl Violation {
             Action::Retry,
             format!("{permission} on subject {subject:?}: the server refused it to this user"),
         )
-        .hint(format!("add {user_needs:?} to the user's permissions: {permission} = {{ allow: [{user_needs:?}] }}"))
+        .hint(format!("add it to the user: permissions: {{ {permission}: {{ allow: [{user_needs:?}] }} }}"))
     }
 }
 
@@ -288,7 +288,7 @@ fn tls(servers: &str, error: ConnectError) -> Fault {
 }
 
 /// Names the servers.
-fn listed(options: &NatsOptions) -> String {
+pub(crate) fn listed(options: &NatsOptions) -> String {
     options.servers.iter().map(|server| shown(server)).collect::<Vec<_>>().join(", ")
 }
 

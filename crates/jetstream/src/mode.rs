@@ -1,5 +1,8 @@
 //! Which mode the next generation works in.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
 use waljet_pipeline::PublisherMode;
 
 use crate::options::ModeChoice;
@@ -8,6 +11,10 @@ use crate::options::ModeChoice;
 const FENCES_BEFORE_SERIAL: u32 = 3;
 /// So many undisturbed acknowledgements mean that it is again.
 const CLEAN_BEFORE_CHAIN: u32 = 1024;
+
+/// After another publisher was seen, chain mode has to wait for so long without one: each of its messages could push in
+/// between two of ours.
+const QUIET_BEFORE_CHAIN: Duration = Duration::from_secs(600);
 
 /// Chooses between chain and serial.
 #[derive(Debug)]
@@ -19,24 +26,26 @@ pub(crate) struct Modes {
     fallen_back: bool,
     /// Acknowledgements in serial mode that nobody came between.
     clean: u32,
+    /// When another publisher was last seen.
+    foreign_at: Option<Instant>,
     /// Whether the stream takes subjects that are not ours, so that somebody else is meant to publish to it.
     shared: bool,
 }
 
 impl Modes {
     pub(crate) fn new(choice: ModeChoice) -> Self {
-        Self { choice, fences: 0, fallen_back: false, clean: 0, shared: false }
+        Self { choice, fences: 0, fallen_back: false, clean: 0, foreign_at: None, shared: false }
     }
 
     /// Returns the mode of the next generation.
-    pub(crate) fn next(&mut self, shared: bool) -> PublisherMode {
+    pub(crate) fn next(&mut self, shared: bool, now: Instant) -> PublisherMode {
         self.shared = shared;
         match self.choice {
             ModeChoice::Chain => PublisherMode::Chain,
             ModeChoice::Serial => PublisherMode::Serial,
             ModeChoice::Auto if shared => PublisherMode::Serial,
             ModeChoice::Auto => {
-                if self.is_clean() {
+                if self.is_clean(now) {
                     self.fallen_back = false;
                     self.clean = 0;
                     self.fences = 0;
@@ -55,22 +64,24 @@ impl Modes {
     }
 
     /// Notes that another publisher wrote to the stream.
-    pub(crate) fn foreign(&mut self) {
+    pub(crate) fn foreign(&mut self, now: Instant) {
+        self.foreign_at = Some(now);
         self.fall_back();
     }
 
-    /// Notes an acknowledgement in serial mode, and whether it followed the one before.
-    pub(crate) fn serial_ack(&mut self, follows: bool) {
-        self.clean = if follows { self.clean.saturating_add(1) } else { 0 };
+    /// Notes an acknowledgement in serial mode that nobody came between.
+    pub(crate) fn clean_ack(&mut self) {
+        self.clean = self.clean.saturating_add(1);
     }
 
     /// Returns whether a serial generation should end for the sake of a chain.
-    pub(crate) fn wants_chain(&self) -> bool {
-        self.choice == ModeChoice::Auto && self.fallen_back && !self.shared && self.is_clean()
+    pub(crate) fn wants_chain(&self, now: Instant) -> bool {
+        self.choice == ModeChoice::Auto && self.fallen_back && !self.shared && self.is_clean(now)
     }
 
-    fn is_clean(&self) -> bool {
-        self.clean >= CLEAN_BEFORE_CHAIN
+    fn is_clean(&self, now: Instant) -> bool {
+        let quiet = self.foreign_at.is_none_or(|at| now.saturating_duration_since(at) >= QUIET_BEFORE_CHAIN);
+        quiet && self.clean >= CLEAN_BEFORE_CHAIN
     }
 
     fn fall_back(&mut self) {
@@ -86,21 +97,20 @@ mod tests {
 
     #[test]
     fn three_fruitless_fences_lead_to_serial_and_clean_acks_back_to_chain() {
+        let now = Instant::now();
         let mut modes = Modes::new(ModeChoice::Auto);
         for _ in 0..2 {
             modes.fence(0);
-            assert_eq!(modes.next(false), PublisherMode::Chain);
+            assert_eq!(modes.next(false, now), PublisherMode::Chain);
         }
         modes.fence(0);
-        assert_eq!(modes.next(false), PublisherMode::Serial);
-        for _ in 1..CLEAN_BEFORE_CHAIN {
-            modes.serial_ack(true);
-        }
-        assert!(!modes.wants_chain());
-        modes.serial_ack(true);
-        assert!(modes.wants_chain());
-        assert_eq!(modes.next(false), PublisherMode::Chain);
-        assert!(!modes.wants_chain());
+        assert_eq!(modes.next(false, now), PublisherMode::Serial);
+        (1..CLEAN_BEFORE_CHAIN).for_each(|_| modes.clean_ack());
+        assert!(!modes.wants_chain(now));
+        modes.clean_ack();
+        assert!(modes.wants_chain(now));
+        assert_eq!(modes.next(false, now), PublisherMode::Chain);
+        assert!(!modes.wants_chain(now));
     }
 
     #[test]
@@ -109,30 +119,33 @@ mod tests {
         for _ in 0..10 {
             modes.fence(0);
             modes.fence(5);
-            assert_eq!(modes.next(false), PublisherMode::Chain);
+            assert_eq!(modes.next(false, Instant::now()), PublisherMode::Chain);
         }
     }
 
     #[test]
-    fn a_foreign_publisher_leads_to_serial_at_once_and_keeps_it_there() {
+    fn a_foreign_publisher_leads_to_serial_until_it_was_quiet_for_long() {
+        let now = Instant::now();
         let mut modes = Modes::new(ModeChoice::Auto);
-        modes.foreign();
-        assert_eq!(modes.next(false), PublisherMode::Serial);
-        for at in 0..CLEAN_BEFORE_CHAIN * 2 {
-            modes.serial_ack(at % 1000 != 0);
-        }
-        assert!(!modes.wants_chain());
+        modes.foreign(now);
+        assert_eq!(modes.next(false, now), PublisherMode::Serial);
+        (0..CLEAN_BEFORE_CHAIN * 2).for_each(|_| modes.clean_ack());
+        assert!(!modes.wants_chain(now));
+        assert!(modes.wants_chain(now + QUIET_BEFORE_CHAIN));
+        modes.foreign(now + QUIET_BEFORE_CHAIN);
+        assert!(!modes.wants_chain(now + QUIET_BEFORE_CHAIN));
     }
 
     #[test]
     fn a_shared_stream_is_written_one_by_one_and_a_choice_is_kept() {
-        assert_eq!(Modes::new(ModeChoice::Auto).next(true), PublisherMode::Serial);
+        let now = Instant::now();
+        assert_eq!(Modes::new(ModeChoice::Auto).next(true, now), PublisherMode::Serial);
         let mut chain = Modes::new(ModeChoice::Chain);
-        chain.foreign();
-        assert_eq!(chain.next(true), PublisherMode::Chain);
+        chain.foreign(now);
+        assert_eq!(chain.next(true, now), PublisherMode::Chain);
         let mut serial = Modes::new(ModeChoice::Serial);
-        (0..5000).for_each(|_| serial.serial_ack(true));
-        assert!(!serial.wants_chain());
-        assert_eq!(serial.next(false), PublisherMode::Serial);
+        (0..5000).for_each(|_| serial.clean_ack());
+        assert!(!serial.wants_chain(now));
+        assert_eq!(serial.next(false, now), PublisherMode::Serial);
     }
 }

@@ -22,7 +22,9 @@ use crate::{error, subject};
 /// How often a wait for acknowledgements looks whether the connection still stands, should its events be lost.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a look at the stream may take before the fault is told without its result.
-const EXPLAIN: Duration = Duration::from_secs(2);
+const EXPLAIN: Duration = Duration::from_secs(1);
+/// How long the server's word on a permission may take after a fence.
+const GRACE: Duration = Duration::from_millis(20);
 /// A leader that has just been elected may not have applied all that it knows: how often to look again.
 const LOOKS_BACK: u32 = 10;
 
@@ -143,7 +145,7 @@ impl JetStreamSink {
         let StreamOptions { stream, subject_space, .. } = &self.stream;
         let stored = read_back(&api, stream, subject_space, &info, &tail, from).await?;
         let shared = info.config.subjects.iter().any(|filter| !subject::covers(&self.stream.subject_space, filter));
-        let mode = self.modes.next(shared);
+        let mode = self.modes.next(shared, Instant::now());
         let connection = self.connection.as_ref().ok_or_else(no_generation)?;
         self.generations += 1;
         let prefix = format!("{}.{}.", connection.client.new_inbox(), self.generations);
@@ -184,7 +186,7 @@ impl JetStreamSink {
 
     /// Notes another publisher; warns where that is news.
     fn foreign_publisher(&mut self) {
-        self.modes.foreign();
+        self.modes.foreign(Instant::now());
         let news = self.watch.send_if_modified(|watch| !std::mem::replace(&mut watch.foreign_publisher, true));
         if news {
             tracing::warn!(stream = %self.stream.stream, "another publisher writes to the stream");
@@ -209,6 +211,10 @@ impl JetStreamSink {
                 }
                 _ => None,
             };
+        if let Some(fault) = self.permission_behind_fence().await {
+            self.end(&fault);
+            return Rejection { token: None, fault };
+        }
         let Some(generation) = &mut self.generation else {
             return Rejection { token: None, fault: no_generation() };
         };
@@ -225,6 +231,19 @@ impl JetStreamSink {
         };
         self.end(&fault);
         Rejection { token, fault }
+    }
+
+    /// Finds the refused permission behind a fence: the message that the server would not take is the one missing.
+    async fn permission_behind_fence(&mut self) -> Option<Fault> {
+        let (generation, connection) = (self.generation.as_ref()?, self.connection.as_mut()?);
+        let Some(Ending::Known { fence: true, .. }) = &generation.ending else { return None };
+        let before = generation.violations_before;
+        let space = &self.stream.subject_space;
+        // The server's word came first but takes another way through the client.
+        let news = timeout(GRACE, connection.news.wait_for(|news| news.violations > before)).await.ok()?.ok()?;
+        let violation = news.violation.as_ref()?;
+        (violation.permission == "publish" && subject::covers(space, &violation.subject))
+            .then(|| violation.fault(space))
     }
 
     /// Leaves the generation, and the connection too where it cannot be trusted any more.
@@ -268,7 +287,10 @@ impl Sink for JetStreamSink {
         let client = connection.client.clone();
         let Some(generation) = &mut self.generation else { return Err(no_generation()) };
         if generation.ending.is_some() {
-            return Err(self.tell().await.fault);
+            let fault = self.tell().await.fault;
+            // A refusal of an earlier message is none of this one: it will come again for the right one.
+            let action = if fault.action == Action::Refuse { Action::Retry } else { fault.action };
+            return Err(Fault { action, ..fault });
         }
         if lost {
             return Err(self.fail(disconnected()));
@@ -322,7 +344,7 @@ impl Sink for JetStreamSink {
                 Some(message) => message,
                 None => {
                     let idle = generation.in_flight.is_empty() && generation.mode == PublisherMode::Serial;
-                    if idle && self.modes.wants_chain() {
+                    if idle && self.modes.wants_chain(Instant::now()) {
                         let fault = Fault::new(
                             error::MODE_CHANGE,
                             Action::Retry,
@@ -346,7 +368,11 @@ impl Sink for JetStreamSink {
             let before = generation.last_sequence;
             if let Some(ack) = generation.take(&message, &self.stream.stream) {
                 if generation.mode == PublisherMode::Serial && !ack.duplicate {
-                    self.modes.serial_ack(ack.sequence == before + 1);
+                    if ack.sequence == before + 1 {
+                        self.modes.clean_ack();
+                    } else {
+                        self.foreign_publisher();
+                    }
                 }
                 // Silently: waking readers for each acknowledgement would cost more than they gain.
                 self.watch.send_if_modified(|watch| {

@@ -59,6 +59,7 @@ fn filter(log: &Log, variable: Option<String>) -> Result<EnvFilter, Fault> {
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "a panic may be on any thread; main cannot be told")]
 /// Logs where the panic was and ends the process: a task that is gone would leave a relay that looks alive.
 fn end_on_panic(info: &PanicHookInfo<'_>) {
     let location = info.location().map(ToString::to_string).unwrap_or_default();
