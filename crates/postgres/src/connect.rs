@@ -139,10 +139,8 @@ impl ConnectOptions {
                     _ => return Err(invalid_value(key, "any, primary, standby, read-write or read-only", value)),
                 });
             }
-            "fallback_application_name" => {
-                if self.application_name() == DEFAULT_APPLICATION_NAME {
-                    self.config.application_name(value);
-                }
+            "fallback_application_name" if self.application_name() == DEFAULT_APPLICATION_NAME => {
+                self.config.application_name(value);
             }
             // Pinned by us, or without meaning for us.
             _ => {}
