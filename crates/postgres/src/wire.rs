@@ -361,7 +361,7 @@ mod tests {
 
     const OK: &[u8] = b"R\0\0\0\x08\0\0\0\0S\0\0\0\x08a\0b\0K\0\0\0\x0c\0\0\0\x01\0\0\0\x02Z\0\0\0\x05I";
     const PASSWORD: &[u8] = b"R\0\0\0\x08\0\0\0\x03";
-    const POOLER_ERROR: &[u8] = b"E\0\0\0\x41SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
+    const POOLER_ERROR: &[u8] = b"E\0\0\0\x3fSFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
 
     #[tokio::test(start_paused = true)]
     async fn a_session_starts_with_and_without_a_password() {
