@@ -8,7 +8,7 @@
 //! 4. [`source`]: [`ReplicationSource`], which gives the frames out and takes positions.
 //!
 //! Beside the stream, over SQL (`control`, [`sql`]): [`watch`] proves how far keepalives may be trusted,
-//! [`check`] finds what would go wrong before it does, [`provision`] creates what is missing, and [`slot`]
+//! [`mod@check`] finds what would go wrong before it does, [`provision`] creates what is missing, and [`slot`]
 //! and [`publication`] hold what is known of those two. [`error`] lists every fault.
 
 mod batch;
