@@ -231,11 +231,9 @@ async fn whatever_happens_under_load_the_books_balance() -> Result<()> {
 
 /// Lets a connection hang in one direction or both.
 async fn stall(proxy: &Proxy, random: &mut fastrand::Rng) -> Result<()> {
-    let direction = [
-        waljet_testbed::Direction::Both,
-        waljet_testbed::Direction::ToServer,
-        waljet_testbed::Direction::ToClient,
-    ][random.usize(0..3)];
+    let direction =
+        [waljet_testbed::Direction::Both, waljet_testbed::Direction::ToServer, waljet_testbed::Direction::ToClient]
+            [random.usize(0..3)];
     proxy.set(Mode::Stall(direction))?;
     pause(random, 4_000).await;
     proxy.set(Mode::Pass)
