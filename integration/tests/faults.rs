@@ -178,7 +178,7 @@ async fn a_frozen_relay_that_wakes_up_neither_doubles_nor_confirms() -> Result<(
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_under_load_the_books_balance() -> Result<()> {
     let minutes: Option<u64> = std::env::var("WALJET_SOAK_MINUTES").ok().map(|text| text.parse().unwrap());
-    let end = Instant::now() + minutes.map_or(Duration::from_secs(20), |minutes| Duration::from_secs(minutes * 60));
+    let length = minutes.map_or(Duration::from_secs(20), |minutes| Duration::from_secs(minutes * 60));
     let mut random = fastrand::Rng::with_seed(seed());
     let pair = Pair::newest()?;
     let mut options = options(&pair)?;
@@ -193,6 +193,7 @@ async fn whatever_happens_under_load_the_books_balance() -> Result<()> {
     rig.up().await?;
     let workload = load(&rig, random.u64(..)).await?;
     let mut count = [0; 8];
+    let end = Instant::now() + length;
     while Instant::now() < end {
         pause(&mut random, 1_500).await;
         let fault = random.usize(0..count.len());
