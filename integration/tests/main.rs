@@ -6,5 +6,6 @@ mod bounds;
 mod delivery;
 mod documents;
 mod faults;
+mod privileges;
 mod source_facts;
 mod wrong_things;
