@@ -133,6 +133,10 @@ impl<K: Sink> Lane<K> {
         while queue.sent.len() < queue.max_in_flight {
             let number = queue.cursor;
             let Some(entry) = queue.window.get(number) else { break };
+            if entry.done {
+                queue.cursor += 1;
+                continue;
+            }
             if queue.stored.holds(entry) {
                 queue.found_stored(number);
                 continue;

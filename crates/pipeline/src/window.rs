@@ -25,8 +25,9 @@ pub(crate) struct Entry {
     pub(crate) sent_at: Option<Instant>,
     /// How often it was handed to the connection.
     pub(crate) attempts: u32,
+    /// Whether it is stored; it stays while something before it is not.
+    pub(crate) done: bool,
     size: usize,
-    done: bool,
 }
 
 /// Why an event is not sent.

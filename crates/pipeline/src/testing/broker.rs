@@ -58,6 +58,8 @@ struct State {
     acks: Vec<(u64, Instant, Result<Ack, Rejection>)>,
     full_until: Instant,
     generations: u64,
+    /// The event that is too large.
+    too_large: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +96,7 @@ impl Broker {
             acks: Vec::new(),
             full_until: Instant::now(),
             generations: 0,
+            too_large: None,
         })))
     }
 
@@ -108,6 +111,11 @@ impl Broker {
         let mut state = self.lock();
         state.faults = BrokerFaults::default();
         state.full_until = Instant::now();
+    }
+
+    /// Sets which event is refused for its size, if any.
+    pub fn too_large(&self, id: Option<&str>) {
+        self.lock().too_large = id.map(str::to_owned);
     }
 
     /// Returns whether the stream holds an event.
@@ -250,6 +258,9 @@ impl Sink for SimulatedSink {
     async fn send(&mut self, token: u64, message: &OutboundMessage) -> Result<(), Fault> {
         let Some(generation) = self.generation else { return Err(fault("no-generation")) };
         let mut state = self.broker.lock();
+        if state.too_large.as_ref() == Some(&message.id) {
+            return Err(Fault::new(Code("message-too-large"), Action::Refuse, "the message is too large"));
+        }
         let faults = state.faults;
         if state.chance(faults.full) {
             let seconds = state.random.u64(1..4);
