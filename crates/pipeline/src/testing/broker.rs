@@ -34,6 +34,8 @@ pub enum Fence {
     ExpectedSequence,
     /// One message at a time. Sound beside other publishers, within the duplicate window.
     OneInFlight,
+    /// One message of each ordering key at a time. Sound beside other publishers, within the duplicate window.
+    OnePerKey,
     /// As [`ExpectedSequence`](Self::ExpectedSequence), but the stream is not read back.
     Blind,
     /// Plain pipelining.
@@ -195,7 +197,10 @@ impl State {
 
     fn stored(&self, from: &Position) -> Stored {
         let ours = self.stream.iter().filter_map(|record| Some((&record.id, record.position?)));
-        let mut past = ours.filter(|(_, position)| from.at_or_before(position));
+        let mut past: Vec<_> = ours.filter(|(_, position)| from.at_or_before(position)).collect();
+        // Keys overtake each other; what one read-back returns has to be all up to a position.
+        past.sort_by_key(|(_, position)| (position.commit_lsn, position.ordinal));
+        let mut past = past.into_iter();
         let mut stored = Stored::default();
         if self.fence == Fence::Blind {
             return stored;
@@ -247,7 +252,11 @@ impl Sink for SimulatedSink {
         self.heard = Instant::now();
         Ok(Opened {
             stream: "SIM".to_owned(),
-            mode: PublisherMode::Chain,
+            mode: match state.fence {
+                Fence::OneInFlight => PublisherMode::Serial,
+                Fence::OnePerKey => PublisherMode::Lanes,
+                Fence::ExpectedSequence | Fence::Blind | Fence::Missing => PublisherMode::Chain,
+            },
             last_sequence: self.last_sequence,
             tail: state.stream.iter().rev().find_map(|record| record.position),
             stored: state.stored(from),
