@@ -239,3 +239,20 @@ async fn stall(proxy: &Proxy, random: &mut fastrand::Rng) -> Result<()> {
     pause(random, 4_000).await;
     proxy.set(Mode::Pass)
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_waits_and_takes_over_within_two_seconds_of_the_first_ones_death() -> Result<()> {
+    let mut rig = newest().await?;
+    rig.up().await?;
+    let workload = load(&rig, seed()).await?;
+    let mut standby = rig.second_relay()?;
+    wait_for("the second relay to wait", LIMIT, async || standby.log().contains("slot-active")).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(standby.ended()?.is_none(), "{}", standby.log());
+    rig.relay()?.kill()?;
+    let killed = Instant::now();
+    wait_for("the second relay to stream", LIMIT, async || standby.log().contains("replication started")).await?;
+    let took = killed.elapsed();
+    ensure!(took < Duration::from_secs(2), "it took {took:?}");
+    balance(&rig, workload).await
+}

@@ -59,7 +59,7 @@ impl<S: Source> Intake<S> {
             if matches!(fault.action, Action::Halt | Action::Gap) {
                 return Err(fault);
             }
-            let pause = self.backoff.next_pause(Instant::now());
+            let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),

@@ -56,7 +56,7 @@ impl<K: Sink> Lane<K> {
                 End::ReadOn => {}
                 End::Failed(fault) => {
                     self.queue.failed(&fault);
-                    let pause = self.backoff.next_pause(Instant::now());
+                    let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
                     if self.queue.meanwhile(tokio::time::sleep(pause)).await?.is_none() {
                         break;
                     }
@@ -87,7 +87,7 @@ impl<K: Sink> Lane<K> {
                 }
                 Err(fault) => {
                     self.queue.failed(&fault);
-                    let pause = self.backoff.next_pause(Instant::now());
+                    let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
                     if self.queue.meanwhile(tokio::time::sleep(pause)).await?.is_none() {
                         return Ok(None);
                     }

@@ -343,6 +343,9 @@ pub(crate) async fn advance_with(control: &Control, name: &str, to: Lsn) -> Resu
     Ok(Advanced { from, to })
 }
 
+/// A relay that waits for the slot looks again after this at the latest, so that it takes over soon.
+const TAKE_OVER: Duration = Duration::from_millis(500);
+
 /// Makes the fault of a slot that somebody else reads.
 pub(crate) async fn active(control: &Control, name: &str, pid: i32, action: Action) -> Fault {
     let sql = format!("SELECT application_name, client_addr FROM pg_stat_replication WHERE pid = {pid}");
@@ -351,6 +354,7 @@ pub(crate) async fn active(control: &Control, name: &str, pid: i32, action: Acti
     let who = of.map_or_else(|| format!("pid {pid}"), |name| format!("pid {pid} ({name})"));
     Fault::new(SLOT_ACTIVE, action, format!("slot {name:?} is read by {who}"))
         .hint(format!("stop that reader, or SELECT pg_terminate_backend({pid});"))
+        .retry_within(TAKE_OVER)
 }
 
 /// Makes the fault of a slot that does not exist.

@@ -167,6 +167,21 @@ impl Rig {
         Ok(())
     }
 
+    /// Starts another relay with the same configuration, but without an admin endpoint.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub fn second_relay(&self) -> Result<Program> {
+        Program::start(ProgramOptions {
+            program: self.program.clone(),
+            args: self.args(&["run"]),
+            env: vec![("WALJET_ADMIN__LISTEN".into(), "off".into())],
+            dir: self.folder.path().to_owned(),
+            log: self.folder.path().join("second.log"),
+        })
+    }
+
     /// The relay.
     ///
     /// # Errors
