@@ -129,7 +129,7 @@ fn check_name(name: &str) -> Result<(), Fault> {
 /// The fault of a header.
 fn invalid(why: &str) -> Fault {
     Fault::new(error::HEADER_INVALID, Action::Refuse, why)
-        .hint("correct the row's headers, then waljet dead-letters retry")
+        .hint("correct what writes the row; past this row: stop the relay, publish it by hand if it is needed, then waljet slot advance")
 }
 
 /// The fault of a size.

@@ -450,8 +450,8 @@ impl Seen {
             return Ok(());
         };
         Err(Fault::new(error::STREAM_WENT_BACK, Action::Gap, what).hint(
-            "events that were acknowledged may be gone: find the last one that is left with `waljet trace`, publish what \
-             follows with `waljet replay`, then start the relay again",
+            "events that were acknowledged may be gone: compare the table with the stream, publish what is missing by hand, \
+             then start the relay again",
         ))
     }
 }
