@@ -300,6 +300,10 @@ impl Error for ServerError {}
 
 fn own_hint(code: Code) -> Option<&'static str> {
     Some(match code {
+        AUTHENTICATION => {
+            "correct role and password (postgres.url, or postgres.user and postgres.password), or let this client in by pg_hba.conf"
+        }
+        DATABASE_MISSING => "correct the database in postgres.url, or postgres.dbname; or create it",
         POOLER => "connect to PostgreSQL directly, not to a pooler",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",
