@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 /// The top of the tree.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the tree is there")
 }
 
 fn read(path: &Path) -> Result<String> {
