@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 
 use crate::ack::{self, Answer};
-use crate::encode::Limits;
 use crate::error::{self, Verdict};
 use crate::explain::Silence;
+use crate::limits::Limits;
 
 /// Messages under way since one `open`.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ mod encode;
 pub mod error;
 mod explain;
 mod generation;
+mod limits;
 mod mode;
 pub mod options;
 pub mod provision;

@@ -9,9 +9,10 @@ use waljet_pipeline::{Ack, Action, Code, Fault, Opened, OutboundMessage, Positio
 
 use crate::api::{Api, StreamInfo, inbox_filter};
 use crate::connect::{Connection, Reconnect};
-use crate::encode::{self, Limits};
+use crate::encode;
 use crate::explain::explain;
 use crate::generation::{Ending, Generation};
+use crate::limits::{self, Limits};
 use crate::mode::Modes;
 use crate::options::{LaneOptions, MAX_WINDOW, NatsOptions, StreamOptions};
 use crate::readback::read_back;
@@ -159,10 +160,7 @@ impl JetStreamSink {
             prefix,
             mode,
             base,
-            limits: Limits {
-                max_payload: connection.client.server_info().max_payload,
-                max_msg_size: usize::try_from(info.config.max_msg_size).ok().filter(|size| *size > 0),
-            },
+            limits: Limits::of(connection, &info),
             max_in_flight,
             next_token: 0,
             next_ack: 0,
@@ -254,6 +252,23 @@ impl JetStreamSink {
         }
     }
 
+    /// Refuses a message, unless the limit that it exceeds was changed since the generation began: the server tells
+    /// limits to new connections only, so that a look at them needs one.
+    async fn refused(&mut self, fault: Fault) -> Fault {
+        let known = self.generation.as_ref().map(|generation| generation.limits);
+        if fault.code != error::MESSAGE_TOO_LARGE {
+            return fault;
+        }
+        let now = limits::now(&self.nats, &self.known_servers, &self.stream.stream).await;
+        if now.is_none() || now == known {
+            return fault;
+        }
+        let fault = Fault::new(fault.code, Action::Retry, format!("{}, and was changed since", fault.message));
+        self.leave();
+        self.disconnect();
+        fault
+    }
+
     /// Ends the generation from `send`.
     fn fail(&mut self, fault: Fault) -> Fault {
         self.end(&fault);
@@ -303,7 +318,10 @@ impl Sink for JetStreamSink {
         }
         let reply = format!("{}{token}", generation.prefix);
         let expected = (generation.mode == PublisherMode::Chain).then(|| generation.base + token);
-        let headers = encode::headers(message, expected, reply.len(), generation.limits)?;
+        let headers = match encode::headers(message, expected, reply.len(), generation.limits) {
+            Ok(headers) => headers,
+            Err(fault) => return Err(self.refused(fault).await),
+        };
         let subject = async_nats::Subject::from(message.subject.as_str());
         // Noted first: from here on nobody knows whether it was sent.
         generation.sending(subject.clone());
@@ -450,8 +468,8 @@ impl Seen {
             return Ok(());
         };
         Err(Fault::new(error::STREAM_WENT_BACK, Action::Gap, what).hint(
-            "events that were acknowledged may be gone: find the last one that is left with `waljet trace`, publish what \
-             follows with `waljet replay`, then start the relay again",
+            "events that were acknowledged may be gone: compare the table with the stream, publish what is missing by hand, \
+             then start the relay again",
         ))
     }
 }

@@ -135,7 +135,7 @@ impl SlotState {
         let at = self.confirmed_flush.map_or_else(|| "an unrecorded position".to_owned(), |lsn| lsn.to_string());
         let message = format!("slot {name:?} was invalidated ({reason}); events committed since {at} are not in it");
         let hint = format!(
-            "SELECT pg_drop_replication_slot({}); then waljet init, and bring the missing events from the table",
+            "SELECT pg_drop_replication_slot({}); then waljet slot create, and bring the missing events from the table",
             quote_literal(name)
         );
         Some(Fault::new(SLOT_INVALIDATED, Action::Gap, message).hint(hint))
@@ -335,7 +335,7 @@ pub(crate) async fn advance_with(control: &Control, name: &str, to: Lsn) -> Resu
     if to < from {
         let message = format!("slot {name:?} cannot be moved back from {from} to {to}");
         return Err(Fault::new(SLOT_ADVANCE, Action::Halt, message)
-            .hint("waljet replay brings events again without moving the slot"));
+            .hint("choose a position past the current one; a slot never sends again what was confirmed"));
     }
     let sql = format!("SELECT end_lsn FROM pg_replication_slot_advance({}, '{to}')", quote_literal(name));
     let row = control.row(&format!("advance slot {name:?}"), &sql).await?;

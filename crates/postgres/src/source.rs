@@ -162,13 +162,7 @@ impl ReplicationSource {
         let messages = options.messages == Messages::On;
         let from = resume.unwrap_or(Lsn::ZERO);
         replication::start(&mut wire, &options.slot, &options.publication, messages, from).await?;
-        tracing::info!(
-            slot = options.slot,
-            publication = options.publication,
-            server = %control.endpoint,
-            from = %from.max(slot_confirmed),
-            "replication started"
-        );
+        tracing::debug!(server = %control.endpoint, from = %from.max(slot_confirmed), "streaming");
         // Readings of another cluster prove nothing here.
         if self.system_id.replace(system.history.system_id).is_some_and(|id| id != system.history.system_id) {
             self.evidence.send_replace(Evidence::default());
@@ -321,15 +315,16 @@ fn verify_resume(name: &str, resume: Option<Lsn>, slot: &SlotState, system: &Sys
             system.wal_end
         );
         return Err(Fault::new(WAL_BEHIND, Action::Gap, message)
-            .hint("compare the table with the stream, then start again with postgres.on_gap = \"catch-up\""));
+            .hint("compare the table with the stream; the relay compares them again when it is started again"));
     }
     match slot.confirmed_flush {
         Some(confirmed) if confirmed > resume => {
             let message = format!(
                 "slot {name:?} stands at {confirmed}, and this relay confirmed {resume}: somebody else read or advanced it"
             );
-            Err(Fault::new(SLOT_MOVED, Action::Gap, message)
-                .hint("find the other reader; waljet replay brings the events in between, if the table still has them"))
+            Err(Fault::new(SLOT_MOVED, Action::Gap, message).hint(
+                "find the other reader, and bring the events in between from the table; then start the relay again",
+            ))
         }
         _ => Ok(()),
     }

@@ -9,7 +9,7 @@ mod check;
 mod environment;
 mod file;
 mod key;
-mod keys;
+pub(crate) mod keys;
 mod origin;
 mod reference;
 mod resolve;
