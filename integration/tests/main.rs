@@ -1,10 +1,11 @@
 //! Tests of the whole relay against real servers. One binary, so that it is linked once.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking and printing")]
 
 mod bounds;
 mod delivery;
 mod documents;
 mod faults;
+mod privileges;
 mod source_facts;
 mod wrong_things;

@@ -40,11 +40,13 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
         _ => Check::good("nats server version", server.version),
     });
     let api = Api::new(&connection, nats.js_prefix(), nats.connect_timeout);
-    if let Some(check) = jetstream(&api, &nats.js_prefix()).await {
-        checks.push(check);
-        return checks;
+    match jetstream(&api, &nats.js_prefix()).await {
+        Ok(check) => checks.extend(check),
+        Err(check) => {
+            checks.push(check);
+            return checks;
+        }
     }
-    checks.push(Check::good("jetstream", format!("answers on {}", nats.js_prefix())));
     let name = format!("stream {:?}", options.stream);
     let info = match api.stream_info(&options.stream).await {
         Ok(info) => info,
@@ -68,11 +70,11 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
     checks
 }
 
-/// Finds an account without JetStream; a missing permission for the account's numbers is none of our business.
-async fn jetstream(api: &Api, prefix: &str) -> Option<Check> {
+/// Finds an account without JetStream. A user who may not ask for the account's numbers may still publish.
+async fn jetstream(api: &Api, prefix: &str) -> Result<Option<Check>, Check> {
     let fault = match api.account().await {
-        Ok(()) => return None,
-        Err(ApiError::Other(fault)) if fault.code == error::PERMISSION => return None,
+        Ok(()) => return Ok(Some(Check::good("jetstream", format!("answers on {prefix}")))),
+        Err(ApiError::Other(fault)) if fault.code == error::PERMISSION => return Ok(None),
         Err(ApiError::Broker { err_code, description }) => {
             error::broker_fault(err_code, &description, "ask for JetStream", "")
         }
@@ -82,7 +84,7 @@ async fn jetstream(api: &Api, prefix: &str) -> Option<Check> {
         "enable JetStream: jetstream {{}} in the server's configuration, jetstream: enabled for the account; \
          requests went to {prefix} (nats.domain)"
     );
-    Some(Check::fault("jetstream", fault.hint(hint)))
+    Err(Check::fault("jetstream", fault.hint(hint)))
 }
 
 /// Compares what the stream takes with what events are routed to.

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use waljet_pgoutput::Timestamp;
-    use waljet_pipeline::Subject;
+    use waljet_pipeline::{OrderingKey, Subject};
 
     const ROOMY: Limits = Limits { max_payload: 1 << 20, max_msg_size: None };
 
@@ -151,6 +151,7 @@ mod tests {
         OutboundMessage {
             position: "1:1:0/10:0".parse().unwrap(),
             commit_time: Timestamp::default(),
+            key: OrderingKey::of("order", "1"),
             id: "id-1".into(),
             subject: Subject::new("outbox.order.created".into()).unwrap(),
             headers: vec![("Waljet-Position", "1:1:0/10:0".into())],

@@ -130,17 +130,17 @@ impl<K: Sink> Lane<K> {
     async fn send(&mut self) -> Result<Option<End>, Fault> {
         let queue = &mut self.queue;
         let mut any = false;
-        while queue.sent.len() < queue.max_in_flight {
-            let number = queue.cursor;
-            let Some(entry) = queue.window.get(number) else { break };
+        while let Some(number) = queue.next() {
+            let Some(entry) = queue.window.get(number) else { continue };
             if queue.stored.holds(entry) {
                 queue.found_stored(number);
                 continue;
             }
             if queue.stored.through.is_some_and(|through| !entry.position.at_or_before(&through)) {
-                if queue.sent.is_empty() {
+                if queue.is_idle() {
                     return Ok(Some(End::ReadOn));
                 }
+                queue.hold(number);
                 break;
             }
             let now = Instant::now();
@@ -152,8 +152,7 @@ impl<K: Sink> Lane<K> {
                     break;
                 }
             };
-            let token = queue.first_token + queue.sent.len() as u64;
-            match self.sink.send(token, message).await {
+            match self.sink.send(queue.next_token(), message).await {
                 Ok(()) => {
                     queue.was_sent(number, now);
                     any = true;

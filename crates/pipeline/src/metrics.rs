@@ -1,6 +1,6 @@
 //! Every metric of the pipeline: names, labels and help.
 //!
-//! Gauges are set from a [`Status`](crate::Status) when they are read, so that they cannot disagree with it.
+//! Gauges are set from a [`Status`] when they are read, so that they cannot disagree with it.
 
 use prometheus::{Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 

@@ -261,8 +261,14 @@ impl Monitor {
 
     pub(crate) fn acknowledged(&self, sequence: u64, position: Position) {
         let mut state = self.lock();
-        state.sink.last_sequence = Some(sequence);
-        state.sink.last_position = Some(position);
+        let sink = &mut state.sink;
+        sink.last_sequence = Some(sequence);
+        sink.last_position = Some(position);
+        if sink.state == EndState::Blocked {
+            // The event that stood in the way was let through.
+            sink.state = EndState::Open;
+            sink.fault = None;
+        }
         state.last_progress = Instant::now();
     }
 

@@ -10,8 +10,8 @@ use waljet_pgoutput::{
 use crate::error;
 use crate::outbox::Mapping;
 use crate::{
-    Action, EventError, Fault, HeaderOptions, History, OutboundMessage, OutboxEvent, OutboxOptions, Position, Route,
-    headers,
+    Action, EventError, Fault, HeaderOptions, History, OrderingKey, OutboundMessage, OutboxEvent, OutboxOptions,
+    Position, Route, headers,
 };
 
 /// What one message of the source comes to.
@@ -237,6 +237,7 @@ impl Assembler {
             commit_time,
             subject,
             headers,
+            key: OrderingKey::of(&event.aggregate_type, &event.aggregate_id),
             id: event.id,
             row_headers,
             payload: event.payload.unwrap_or_default(),

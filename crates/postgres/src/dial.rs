@@ -34,7 +34,10 @@ pub(crate) enum Stream {
 /// Opens a stream to one address: socket, socket options, TLS.
 pub(crate) async fn dial(options: &ConnectOptions, endpoint: &Endpoint) -> Result<Stream, Fault> {
     let limit = options.connect_timeout;
-    let unreachable = || Fault::new(UNREACHABLE, Action::Retry, format!("could not connect to {endpoint}"));
+    let unreachable = || {
+        Fault::new(UNREACHABLE, Action::Retry, format!("could not connect to {endpoint}"))
+            .hint("verify that the server runs, its host and port, and the firewall in between")
+    };
     let opened = timeout(limit, open(endpoint)).await;
     let stream = match opened {
         Ok(Ok(stream)) => stream,

@@ -301,6 +301,8 @@ impl Error for ServerError {}
 fn own_hint(code: Code) -> Option<&'static str> {
     Some(match code {
         POOLER => "connect to PostgreSQL directly, not to a pooler",
+        AUTHENTICATION => "verify user and password of [postgres], and the pg_hba.conf lines of the server",
+        PRIVILEGE => "ALTER ROLE … REPLICATION; or grant what the message names",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",
         SLOTS_EXHAUSTED => {
@@ -330,12 +332,21 @@ pub(crate) fn from_client(context: &str, error: tokio_postgres::Error) -> Fault 
         };
         return server.into_fault(context);
     }
-    let text = error.to_string();
-    if text.contains("authentication") || text.contains("password") {
-        let fault = Fault::new(AUTHENTICATION, Action::Halt, format!("could not {context}"));
-        return fault.cause(error).hint("verify user, password and channel_binding of [postgres]");
+    let could_not = format!("could not {context}");
+    // The client has no kinds for these, only texts.
+    let why = Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    if why.contains("unsupported authentication method") || why.contains("unsupported SASL mechanism") {
+        return Fault::new(AUTHENTICATION_METHOD, Action::Halt, could_not)
+            .cause(error)
+            .hint("use scram-sha-256 or cert in the pg_hba.conf line for this role");
     }
-    Fault::new(CONNECTION_LOST, Action::Retry, format!("could not {context}")).cause(error)
+    let text = error.to_string();
+    if text.starts_with("authentication error") || text.starts_with("invalid configuration") {
+        return Fault::new(AUTHENTICATION, Action::Halt, could_not)
+            .cause(error)
+            .hint("verify user, password and channel_binding of [postgres]");
+    }
+    Fault::new(CONNECTION_LOST, Action::Retry, could_not).cause(error)
 }
 
 /// Makes the fault of a failed read or write.

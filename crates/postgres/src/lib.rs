@@ -4,13 +4,14 @@
 //!
 //! 1. [`connect`], `dial`, `tls`, `channel_binding`: from a URL to a verified session, for both connections.
 //! 2. `wire`, `replication`: start-up, authentication and the commands of the replication connection.
-//! 3. `reader`: the task that owns the stream's socket and speaks to the server in time.
+//! 3. `reader`, `batch`: the task that owns the stream's socket and speaks to the server in time.
 //! 4. [`source`]: [`ReplicationSource`], which gives the frames out and takes positions.
 //!
 //! Beside the stream, over SQL (`control`, [`sql`]): [`watch`] proves how far keepalives may be trusted,
-//! [`check`] finds what would go wrong before it does, [`provision`] creates what is missing, and [`slot`]
+//! [`mod@check`] finds what would go wrong before it does, [`provision`] creates what is missing, and [`slot`]
 //! and [`publication`] hold what is known of those two. [`error`] lists every fault.
 
+mod batch;
 mod channel_binding;
 pub mod check;
 pub mod connect;

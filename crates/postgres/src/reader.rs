@@ -4,19 +4,19 @@
 //! stands still stops the reading, never the status.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use pgwire_replication::protocol::BackendMessage;
 use pgwire_replication::protocol::framing::{write_copy_data, write_copy_done};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use waljet_pgoutput::{Lsn, PrimaryKeepalive, ReplicationMessage, StandbyStatusUpdate, Timestamp};
 use waljet_pipeline::{Action, Fault, Frame};
 
-use crate::error::{self, CONNECTION_LOST, SILENT, ServerError, UNAVAILABLE};
+use crate::batch::{Batch, Budget};
+use crate::error::{self, CONNECTION_LOST, PUBLICATION_MISSING, SILENT, ServerError, UNAVAILABLE};
 use crate::watch::Proof;
 use crate::wire::{Frames, unwritten};
 
@@ -48,43 +48,6 @@ pub(crate) struct ReaderOptions {
     pub(crate) ping_after: Duration,
     /// After this long without a byte the connection is given up.
     pub(crate) dead_after: Duration,
-}
-
-/// Frames that were read together.
-#[derive(Debug, Default)]
-pub(crate) struct Batch {
-    /// The frames.
-    pub(crate) frames: Vec<Frame>,
-    /// What they count against the budget.
-    pub(crate) bytes: usize,
-}
-
-/// How many bytes wait to be taken. A single larger message is let in alone.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    used: AtomicUsize,
-    freed: Notify,
-    limit: usize,
-}
-
-impl Budget {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { used: AtomicUsize::new(0), freed: Notify::new(), limit }
-    }
-
-    /// Gives room back.
-    pub(crate) fn release(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Ordering::AcqRel);
-        self.freed.notify_one();
-    }
-
-    fn take(&self, bytes: usize) {
-        self.used.fetch_add(bytes, Ordering::AcqRel);
-    }
-
-    fn has_room(&self) -> bool {
-        self.used.load(Ordering::Acquire) < self.limit
-    }
 }
 
 /// A last position, and where to say that the server was told.
@@ -229,7 +192,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Reader<S> {
                 // 5. The socket, while there is room.
                 read = self.frames.fill(&mut self.stream), if may_read => self.take_read(read),
                 // 6. Room again: time spent without reading says nothing about the server.
-                () = self.budget.freed.notified(), if full => self.clock.heard = Instant::now(),
+                () = self.budget.freed(), if full => self.clock.heard = Instant::now(),
                 // 7. The timer of status, answer, liveness and grace; looked at above on every turn, too.
                 () = sleep_until(wake) => {}
             }
@@ -283,16 +246,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Reader<S> {
             b'N' => {
                 let notice = ServerError::parse(&message.payload);
                 if notice.sqlstate == "55000" {
-                    return Err(notice.into_fault("receive changes"));
+                    return Err(self.refused(notice));
                 }
                 tracing::debug!(severity = notice.severity, notice = %notice, "notice in the stream");
                 Ok(())
             }
-            b'E' => Err(ServerError::parse(&message.payload).into_fault("receive changes")),
+            b'E' => Err(self.refused(ServerError::parse(&message.payload))),
             b'c' | b'C' | b'Z' => Err(Fault::new(UNAVAILABLE, Action::Retry, "the server ended the stream")),
             b'S' | b'A' => Ok(()),
             tag => Err(error::protocol(format_args!("it sent a message of type {:?} in the stream", char::from(tag)))),
         }
+    }
+
+    /// Makes the fault of an error in the stream. The server looks the publication up as it was at that place
+    /// in the WAL, so creating it now does not help: what was written there can only be given up or brought
+    /// from the table, which is for a person to say.
+    fn refused(&self, error: ServerError) -> Fault {
+        let fault = error.into_fault(&format!("receive changes after {}", self.positions.received));
+        if fault.code != PUBLICATION_MISSING {
+            return fault;
+        }
+        Fault { action: Action::Gap, ..fault }.hint(
+            "create the publication again if it is gone, bring the rows written without it from the table, \
+             and waljet slot advance past them",
+        )
     }
 
     fn take_keepalive(&mut self, keepalive: &PrimaryKeepalive) {
@@ -466,3 +443,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Reader<S> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

@@ -9,12 +9,13 @@ use tokio::time::timeout;
 use waljet_pgoutput::Lsn;
 use waljet_pipeline::{Action, Fault, Frame, Identity, Source};
 
+use crate::batch::{Batch, Budget};
 use crate::connect::ConnectOptions;
 use crate::control::{Control, text};
 use crate::dial::{HANDSHAKE_TIMEOUT, dial};
 use crate::error::{self, CONNECTION_LOST, SLOT_MISSING, SLOT_MOVED, UNCONFIRMED, WAL_BEHIND};
 use crate::publication::{self, TableName};
-use crate::reader::{Batch, Budget, Closing, Reader, ReaderEnds, ReaderOptions};
+use crate::reader::{Closing, Reader, ReaderEnds, ReaderOptions};
 use crate::replication::{self, System};
 use crate::slot::{self, SlotState};
 use crate::watch::{Evidence, Proof, SourceWatch, Watcher};
@@ -172,7 +173,8 @@ impl ReplicationSource {
         if self.system_id.replace(system.history.system_id).is_some_and(|id| id != system.history.system_id) {
             self.evidence.send_replace(Evidence::default());
         }
-        self.reported = self.reported.max(from);
+        // Not the greater one: a position of another cluster must not be reported to this one.
+        self.reported = from;
         self.session = Some(self.spawn(control, wire, from.max(slot_confirmed), limits));
         Ok(Identity { history: system.history, wal_end: system.wal_end, switch_points, slot_confirmed })
     }

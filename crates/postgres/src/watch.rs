@@ -6,7 +6,8 @@
 //! of all catalogue rows that decide what is sent. Of two readings with the same good fingerprint, the later
 //! proves its position: a change committed in between would show as another `xmin` or `oid`, and one
 //! whose commit is in the WAL but not visible yet (it may wait for a synchronous standby) shows as the
-//! `xmax` of a row, which makes the reading one of doubt.
+//! `xmax` of a row, which makes the reading one of doubt. What happened to the publication before the first
+//! reading of a process cannot be known; readings go on across connections.
 
 use std::io;
 use std::sync::Arc;

@@ -65,7 +65,8 @@ impl Frames {
             _ => 0,
         };
         let missing = wanted.min(MAX_MESSAGE_SIZE).saturating_sub(self.bytes.len());
-        if missing > 0 || self.bytes.capacity() - self.bytes.len() < READ_BLOCK / 16 {
+        // What is left of a block is used up first, unless the message would not fit.
+        if self.bytes.capacity() - self.bytes.len() < missing.max(READ_BLOCK / 16) {
             self.bytes.reserve(missing.max(READ_BLOCK));
         }
         stream.read_buf(&mut self.bytes).await
@@ -333,4 +334,61 @@ fn refused(error: std::io::Error) -> Fault {
 
 fn unexpected(tag: u8) -> Fault {
     error::protocol(format_args!("it sent a message of type {:?}", char::from(tag)))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a script that does not match fails the test")]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Runs the start-up against a scripted server, which gets the password messages and answers in turn.
+    async fn start(url: &str, answers: &'static [&'static [u8]]) -> Result<(), Fault> {
+        let (client, mut server) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            let mut buffer = vec![0; 4096];
+            for answer in answers {
+                let _ = server.read(&mut buffer).await;
+                let _ = server.write_all(answer).await;
+            }
+            // Kept open: what is missing shows as a time-out, not as a lost connection.
+            std::future::pending::<()>().await;
+        });
+        let options = ConnectOptions::parse(url).unwrap();
+        Wire::start(client, &options, None, Duration::from_secs(1)).await.map(|_| ())
+    }
+
+    const OK: &[u8] = b"R\0\0\0\x08\0\0\0\0S\0\0\0\x08a\0b\0K\0\0\0\x0c\0\0\0\x01\0\0\0\x02Z\0\0\0\x05I";
+    const PASSWORD: &[u8] = b"R\0\0\0\x08\0\0\0\x03";
+    const POOLER_ERROR: &[u8] = b"E\0\0\0\x3fSFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_starts_with_and_without_a_password() {
+        assert!(start("host=h user=u", &[OK]).await.is_ok());
+        assert!(start("host=h user=u password=p", &[PASSWORD, OK]).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_way_to_fail_has_its_code() {
+        let why = async |url: &str, answers| start(url, answers).await.unwrap_err().code;
+        assert_eq!(why("host=h user=u", &[PASSWORD]).await, AUTHENTICATION);
+        assert_eq!(why("host=h user=u password=p channel_binding=require", &[OK]).await, AUTHENTICATION);
+        assert_eq!(why("host=h user=u", &[b"R\0\0\0\x08\0\0\0\x07"]).await, AUTHENTICATION_METHOD);
+        let sasl: &[u8] = b"R\0\0\0\x0f\0\0\0\x0aFOO\0\0\0\0";
+        assert_eq!(why("host=h user=u password=p", Box::leak(Box::new([sasl]))).await, AUTHENTICATION_METHOD);
+        assert_eq!(why("host=h user=u", &[POOLER_ERROR]).await, error::POOLER);
+        assert_eq!(why("host=h user=u", &[b"T\0\0\0\x04"]).await, error::PROTOCOL);
+        assert_eq!(why("host=h user=u", &[b"R\0\0\0\x02"]).await, error::PROTOCOL);
+        assert_eq!(why("host=h user=u", &[]).await, error::SILENT);
+    }
+
+    #[test]
+    fn a_row_that_ends_early_is_no_row() {
+        let whole = b"\0\x02\0\0\0\x01a\xff\xff\xff\xff";
+        assert_eq!(data_row(whole), Some(vec![Some("a".to_owned()), None]));
+        for end in 0..whole.len() {
+            assert_eq!(data_row(&whole[..end]), None, "{end}");
+        }
+    }
 }

@@ -125,7 +125,13 @@ impl Proxy {
         let lease = PortLease::take()?;
         let port = lease.port();
         let runtime = Builder::new_current_thread().enable_all().build().context("start the proxy")?;
-        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port))).context("bind the proxy")?;
+        // Bound here, so that the port answers at once, and without a runtime, since the caller may be inside one.
+        let listener = std::net::TcpListener::bind(("127.0.0.1", port)).context("bind the proxy")?;
+        listener.set_nonblocking(true).context("bind the proxy")?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener).context("bind the proxy")?
+        };
         let (orders, queue) = mpsc::channel(ORDERS);
         let counts = Arc::new(Counts::default());
         let state = State { mode: Mode::Pass, generation: 0, upstream, resets: 0, strands: 0 };

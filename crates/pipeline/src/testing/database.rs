@@ -220,6 +220,9 @@ impl Source for ScriptedSource {
     }
 }
 
+/// How many ordering keys there are.
+const KEYS: u64 = 7;
+
 /// The columns of the simulated outbox.
 const COLUMNS: [&str; 5] = ["id", "aggregate_type", "aggregate_id", "event_type", "payload"];
 
@@ -246,13 +249,20 @@ fn frames(tx: &Transaction) -> Vec<Frame> {
     let row = |id: &Option<String>| {
         let (oid, id) = id.as_ref().map_or((FOREIGN, "x"), |id| (OUTBOX, id.as_str()));
         let text = |text: &str| Value::Text(Bytes::copy_from_slice(text.as_bytes()));
-        let values = vec![text(id), text("order"), text("1"), text("created"), text("{}")];
+        let values = vec![text(id), text("order"), text(&key(id)), text("created"), text("{}")];
         Message::Insert(Insert { xid: None, relation: oid, new: Tuple(values) })
     };
     let mut messages = vec![Message::Begin(begin)];
     messages.extend(tx.changes.iter().map(row));
     messages.push(Message::Commit(commit));
     messages.iter().map(|message| change(tx.end_lsn, message)).collect()
+}
+
+/// The key of an event: its number's remainder.
+#[must_use]
+pub fn key(id: &str) -> String {
+    let number = id.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    (number % KEYS).to_string()
 }
 
 fn change(wal_end: Lsn, message: &Message) -> Frame {
