@@ -59,6 +59,6 @@ pub use position::{History, ParsePositionError, Position};
 pub use route::{InvalidTemplate, Route, RouteError, UnsafeToken};
 pub use run::{Pipeline, Stopped};
 pub use sink::{Ack, IdDigest, Opened, PublisherMode, Rejection, Sink, Stored};
-pub use source::{Frame, Identity, Source};
+pub use source::{Confirmed, Frame, Identity, Source};
 pub use status::{EndState, Monitor, Status};
 pub use transaction::{Operation, RefusedEvent, Step};

@@ -12,7 +12,7 @@ use waljet_pgoutput::{Lsn, Timestamp};
 
 use crate::error;
 use crate::keys::Keys;
-use crate::status::{EndState, Monitor};
+use crate::status::Monitor;
 use crate::transaction::RefusedEvent;
 use crate::window::{Budget, Entry, Refusal, Window};
 use crate::{
@@ -72,7 +72,13 @@ pub(crate) struct Queue {
     mode: PublisherMode,
     pub(crate) max_in_flight: usize,
     pub(crate) stored: Stored,
+    /// Whether the generation is to end, for all that it knew is void.
+    pub(crate) reopen: bool,
+    /// Whether the stream's tail is still to be compared with the database's history.
+    tail_unchecked: bool,
     logged: Option<(Code, Instant)>,
+    /// When an event was last found to have another's id.
+    same_id_logged: Option<(Code, Instant)>,
 }
 
 /// What a queue needs to know.
@@ -109,7 +115,10 @@ impl Queue {
             mode: PublisherMode::Serial,
             max_in_flight: 1,
             stored: Stored::default(),
+            reopen: false,
+            tail_unchecked: true,
             logged: None,
+            same_id_logged: None,
         }
     }
 
@@ -186,12 +195,22 @@ impl Queue {
             return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
                 .hint("find out what was done to the database; then start the relay again"));
         }
+        if identity.handed_over {
+            self.last_admitted = None;
+        }
         if let Some(last) = self.last_admitted.filter(|last| !identity.covers(last)) {
             let Identity { history, wal_end, .. } = identity;
             let message =
                 format!("the event at {last} is not part of the database's history {history} up to {wal_end}");
             return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
                 .hint("the server lost transactions whose events may be published; then start the relay again"));
+        }
+        if identity.handed_over {
+            info!(slot_confirmed = %identity.slot_confirmed, "another relay had the slot: beginning where it left it");
+            let (events, bytes) = self.window.clear();
+            self.budget.release(events, bytes);
+            self.reopen = true;
+            self.tail_unchecked = true;
         }
         self.identity = Some(identity);
         Ok(())
@@ -209,7 +228,8 @@ impl Queue {
         self.window.oldest().map_or(start, |entry| entry.position)
     }
 
-    pub(crate) fn begin(&mut self, opened: Opened, first: bool) -> Result<(), Fault> {
+    pub(crate) fn begin(&mut self, opened: Opened) -> Result<(), Fault> {
+        let first = std::mem::take(&mut self.tail_unchecked);
         if first {
             self.check_tail(&opened)?;
         }
@@ -223,6 +243,7 @@ impl Queue {
         }
         self.monitor.sink_opened(&opened);
         self.cursor = self.window.front();
+        self.reopen = false;
         self.held = None;
         self.keys.clear();
         self.sent.clear();
@@ -313,7 +334,7 @@ impl Queue {
         let Some(entry) = self.window.get(number) else { return };
         let Some(refusal) = &entry.refusal else { return };
         let (position, fault) = (entry.position, &refusal.fault);
-        self.monitor.sink_fault(fault, EndState::Blocked);
+        self.monitor.sink_blocked(fault);
         if log_now(&mut self.logged, fault.code) {
             let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
             error!(%position, %code, error, hint, "event cannot be published; nothing behind it is");
@@ -346,10 +367,10 @@ impl Queue {
         if let Some(entry) = self.window.get(number) {
             observe(&self.monitor, entry, duplicate, (self.clock)());
             self.monitor.acknowledged(ack.sequence, entry.position);
-            if duplicate && entry.attempts == 1 {
+            if duplicate && entry.attempts == 1 && log_now(&mut self.same_id_logged, error::SAME_ID) {
                 let Position { commit_lsn, ordinal, .. } = entry.position;
                 let sequence = ack.sequence;
-                warn!(%commit_lsn, ordinal, sequence, "the stream had an event of this id already; the ids of two events may be the same");
+                warn!(%commit_lsn, ordinal, sequence, code = %error::SAME_ID, "the stream had an event of this id already; the ids of two events may be the same");
             }
         }
         self.done(number);
@@ -358,6 +379,7 @@ impl Queue {
     /// Notes that the stream holds an entry already.
     pub(crate) fn found_stored(&mut self, number: u64) {
         self.monitor.metrics.skipped.inc();
+        self.monitor.progress();
         self.done(number);
         self.confirm();
     }
@@ -394,7 +416,7 @@ impl Queue {
     }
 
     pub(crate) fn failed(&mut self, fault: &Fault) {
-        self.monitor.sink_fault(fault, EndState::Waiting);
+        self.monitor.sink_fault(fault);
         self.monitor.metrics.publish_retries.with_label_values(&[fault.code.0]).inc();
         let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
         let waiting = self.window.len();

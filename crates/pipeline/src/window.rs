@@ -98,6 +98,16 @@ impl Window {
         (entries, bytes)
     }
 
+    /// Drops all entries and marks. Returns how many entries and bytes they were.
+    pub(crate) fn clear(&mut self) -> (usize, usize) {
+        let dropped = (self.entries.len(), self.bytes);
+        self.front += dropped.0 as u64;
+        self.entries.clear();
+        self.marks.clear();
+        self.bytes = 0;
+        dropped
+    }
+
     /// Returns the position up to which everything is done: the end of a commit, or a keepalive's.
     pub(crate) fn confirmed(&self) -> Option<Lsn> {
         self.confirmed

@@ -111,8 +111,16 @@ async fn run(seed: u64, fence: Fence) -> Books {
         }
         let life = Duration::from_millis(if healed { 60_000 } else { random.u64(10..15_000) });
         let clean = random.bool();
+        // A server that crashes forgets what it was told, and the relay may live on.
+        let forget = (!healed && random.bool()).then(|| Duration::from_millis(random.u64(1..8_000)));
+        let back_to = Lsn(random.u64(1..database.slot_confirmed().0.max(2)));
         let end = async {
-            tokio::time::sleep(life).await;
+            if let Some(after) = forget.filter(|after| *after < life) {
+                tokio::time::sleep(after).await;
+                database.forget(back_to);
+                database.disconnect();
+            }
+            tokio::time::sleep(life.saturating_sub(forget.unwrap_or_default())).await;
             if clean {
                 stop.send_replace(true);
                 tokio::time::sleep(Duration::from_secs(10)).await;

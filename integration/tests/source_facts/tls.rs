@@ -109,7 +109,9 @@ async fn modes(dir: &Path) -> Result<()> {
     }
     // The password in the URL, by percent-encoding.
     let (port, authority) = (rig.postgres.port(), ours.display());
-    let url = format!("postgres://relay:{PASSWORD_IN_URL}@127.0.0.1:{port}/postgres?sslmode=verify-ca&sslrootcert={authority}");
+    let url = format!(
+        "postgres://relay:{PASSWORD_IN_URL}@127.0.0.1:{port}/postgres?sslmode=verify-ca&sslrootcert={authority}"
+    );
     let config = format!("[postgres]\nurl = {url:?}\n[nats]\nurl = {:?}\n", rig.nats.url());
     let path = dir.join("url.toml");
     std::fs::write(&path, config)?;
