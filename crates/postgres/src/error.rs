@@ -65,6 +65,8 @@ pub const SLOT_MOVED: Code = Code("slot-moved");
 pub const SLOT_BLOCKED: Code = Code("slot-blocked");
 /// A slot cannot be moved back.
 pub const SLOT_ADVANCE: Code = Code("slot-advance");
+/// The address leads to another cluster than before.
+pub const OTHER_CLUSTER: Code = Code("other-cluster");
 /// The server has less WAL than was confirmed.
 pub const WAL_BEHIND: Code = Code("wal-behind");
 /// WAL that the slot needs is gone.
@@ -176,6 +178,12 @@ pub const CODES: &[(Code, &str)] = &[
         "A slot can only be created once every transaction that was open before has ended, and one did not. End it and try again; no slot was left behind.",
     ),
     (SLOT_ADVANCE, "A slot's confirmed position only moves forward. Choose a position past the current one."),
+    (
+        OTHER_CLUSTER,
+        "The server has another system identifier than the one that the relay read from before: another cluster answers \
+         at the address. Nothing was told to its slot. Correct `postgres.url`, or find out what was done to the database; \
+         started again, the relay compares the stream with the database first.",
+    ),
     (
         WAL_BEHIND,
         "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. Compare the table with the stream, then start the relay again; it compares them first.",
@@ -305,7 +313,6 @@ fn own_hint(code: Code) -> Option<&'static str> {
         }
         DATABASE_MISSING => "correct the database in postgres.url, or postgres.dbname; or create it",
         POOLER => "connect to PostgreSQL directly, not to a pooler",
-        AUTHENTICATION => "verify user and password of [postgres], and the pg_hba.conf lines of the server",
         PRIVILEGE => "ALTER ROLE … REPLICATION; or grant what the message names",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",
