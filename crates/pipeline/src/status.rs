@@ -200,7 +200,8 @@ impl Monitor {
         }
     }
 
-    pub(crate) fn turn(&self) {
+    /// Says that the loop turns.
+    pub fn turn(&self) {
         self.lock().last_turn = Instant::now();
     }
 
