@@ -305,7 +305,6 @@ fn own_hint(code: Code) -> Option<&'static str> {
         }
         DATABASE_MISSING => "correct the database in postgres.url, or postgres.dbname; or create it",
         POOLER => "connect to PostgreSQL directly, not to a pooler",
-        AUTHENTICATION => "verify user and password of [postgres], and the pg_hba.conf lines of the server",
         PRIVILEGE => "ALTER ROLE … REPLICATION; or grant what the message names",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",
