@@ -151,7 +151,9 @@ fn unknown_keys(text: &str) -> Vec<String> {
         let section = word.split_once('.').map(|(section, _)| section);
         section.is_some_and(|section| SECTIONS.contains(&section))
     };
-    words.filter(of_section).filter(|word| !is_key(word)).map(str::to_owned).collect()
+    // Names that end like this are hosts.
+    let hosts = |word: &&str| !word.ends_with(".example");
+    words.filter(of_section).filter(hosts).filter(|word| !is_key(word)).map(str::to_owned).collect()
 }
 
 /// Returns whether a path is a key, the file of a secret, a section of keys, or named as one of a later version.
