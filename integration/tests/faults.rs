@@ -150,7 +150,13 @@ async fn a_stream_that_is_full_holds_all_back_and_goes_on_when_room_is_made() ->
     ensure!(reason.contains("stream-full"), "{reason}");
     let client = waljet_testbed::connect(&rig.postgres.url()).await?;
     let confirmed = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots";
-    let before: String = client.query_one(confirmed, &[]).await?.get(0);
+    // The position of the last event that found room is told with the next status.
+    let mut before = String::new();
+    wait_for("the slot to hear of it", Duration::from_secs(5), async || {
+        before = client.query_one(confirmed, &[]).await?.get(0);
+        Ok::<_, anyhow::Error>(status(&rig).await?["source"]["confirmed_lsn"] == before.as_str())
+    })
+    .await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let after: String = client.query_one(confirmed, &[]).await?.get(0);
     assert_eq!((rig.stored().await?, after), (200, before));
