@@ -106,16 +106,20 @@ async fn modes(dir: &Path) -> Result<()> {
         reach(&mut rig, host, mode, &ours)?;
         rig.start_relay()?;
         streams_encrypted(&rig).await?;
+        rig.relay()?.kill()?;
     }
     // The password in the URL, by percent-encoding.
     let (port, authority) = (rig.postgres.port(), ours.display());
-    let url = format!("postgres://relay:{PASSWORD_IN_URL}@127.0.0.1:{port}/postgres?sslmode=verify-ca&sslrootcert={authority}");
+    let url = format!(
+        "postgres://relay:{PASSWORD_IN_URL}@127.0.0.1:{port}/postgres?sslmode=verify-ca&sslrootcert={authority}"
+    );
     let config = format!("[postgres]\nurl = {url:?}\n[nats]\nurl = {:?}\n", rig.nats.url());
     let path = dir.join("url.toml");
     std::fs::write(&path, config)?;
     let output = rig.waljet(&["check", "--config", &path.display().to_string()]).await;
     let output = output.context("check")?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{said}");
     ensure!(!rig.log().contains(PASSWORD), "the password is in the log");
     Ok(())
 }
