@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use waljet_jetstream::{JetStreamSink, SinkWatch};
 use waljet_pgoutput::Timestamp;
 use waljet_pipeline::{Fault, Metrics, Monitor, Pipeline, PipelineOptions, Status};
-use waljet_postgres::{ReplicationSource, SourceWatch};
+use waljet_postgres::{PublicationWatch, ReplicationSource, SourceWatch};
 
 use crate::admin::Snapshot;
 use crate::config::Config;
@@ -112,12 +112,19 @@ impl Views {
 
     /// Takes a snapshot and sets the gauges from it.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let status = self.monitor.status();
+        let mut status = self.monitor.status();
         let postgres = self.source.borrow().clone();
+        // Rows are being skipped although both ends are open, and the position stands still.
+        if let (None, PublicationWatch::Fault { code, message, hint }) = (&status.reason, &postgres.publication) {
+            status.reason = Some(format!("source: {message} [{code}]"));
+            status.hint.clone_from(hint);
+            status.ready = false;
+        }
         self.monitor.metrics.set(&status);
         self.metrics.set(postgres.slot.as_ref());
         let dead = (!status.live).then(|| "the pipeline's loop does not turn".to_owned());
-        let not_ready = status.reason.clone();
+        let hint = status.hint.as_ref().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+        let not_ready = status.reason.as_ref().map(|reason| format!("{reason}{hint}"));
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             pipeline: status,
