@@ -173,7 +173,7 @@ pub(crate) const KEYS: &[Key] = &[
         "publisher.mode",
         Kind::Choice { values: &["auto", "fast", "chain", "serial"], later: &["lanes"] },
         "auto",
-        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `serial` one event at a time; `auto` takes the first that works.",
+        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `serial` one event at a time; `auto` takes the first of them that keeps the order.",
     ),
     key(
         "publisher.ack_timeout",
