@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use waljet_testbed::{Pair, Rig, RigOptions};
+use tokio_postgres::Client;
+use waljet_testbed::{Pair, Rig, RigOptions, SLOT};
 
 /// Returns the relay's program, built from this tree as users build it.
 ///
@@ -65,4 +66,58 @@ pub async fn oldest() -> Result<Rig> {
 /// It does not answer with JSON.
 pub async fn status(rig: &Rig) -> Result<Value> {
     serde_json::from_str(&rig.get("/status").await?.body).context("read /status")
+}
+
+/// Returns the slot's confirmed position, in bytes of WAL since the beginning.
+///
+/// # Errors
+///
+/// There is no such slot.
+pub async fn confirmed(client: &Client) -> Result<i64> {
+    let sql = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1";
+    Ok(client.query_one(sql, &[&SLOT]).await.context("read the slot")?.try_get(0)?)
+}
+
+/// Returns the process id of the walsender that serves the slot.
+///
+/// # Errors
+///
+/// Nobody reads the slot.
+pub async fn walsender(client: &Client) -> Result<u32> {
+    let sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
+    let pid: Option<i32> = client.query_one(sql, &[&SLOT]).await.context("read the slot")?.try_get(0)?;
+    Ok(pid.context("nobody reads the slot")?.try_into()?)
+}
+
+/// Commits this many events, each in a transaction of its own, on 50 keys.
+///
+/// # Errors
+///
+/// The database does not take them.
+pub async fn commit_singly(client: &Client, events: u32) -> Result<()> {
+    // Versions go on from call to call, so that the books can tell the order of each key.
+    let sql = format!(
+        "DO $$ DECLARE base bigint := (SELECT count(*) FROM outbox); BEGIN FOR n IN 1..{events} LOOP
+             INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+             VALUES ('single', (n % 50)::text, 'happened', jsonb_build_object('version', base + n));
+             COMMIT;
+         END LOOP; END $$"
+    );
+    client.batch_execute(&sql).await.context("commit events one by one")
+}
+
+/// Writes about this many megabytes of WAL that the relay has no business with.
+///
+/// # Errors
+///
+/// The database does not take them.
+pub async fn foreign_wal(client: &Client, megabytes: u64) -> Result<()> {
+    client.batch_execute("CREATE TABLE IF NOT EXISTS elsewhere (filler text)").await?;
+    client.batch_execute("ALTER TABLE elsewhere ALTER COLUMN filler SET STORAGE PLAIN").await?;
+    for _ in 0..megabytes {
+        let sql = "INSERT INTO elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 1000)";
+        client.batch_execute(sql).await.context("write foreign WAL")?;
+        client.batch_execute("TRUNCATE elsewhere").await?;
+    }
+    Ok(())
 }

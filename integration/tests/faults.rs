@@ -150,7 +150,13 @@ async fn a_stream_that_is_full_holds_all_back_and_goes_on_when_room_is_made() ->
     ensure!(reason.contains("stream-full"), "{reason}");
     let client = waljet_testbed::connect(&rig.postgres.url()).await?;
     let confirmed = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots";
-    let before: String = client.query_one(confirmed, &[]).await?.get(0);
+    // The position of the last event that found room is told with the next status.
+    let mut before = String::new();
+    wait_for("the slot to hear of it", Duration::from_secs(5), async || {
+        before = client.query_one(confirmed, &[]).await?.get(0);
+        Ok::<_, anyhow::Error>(status(&rig).await?["source"]["confirmed_lsn"] == before.as_str())
+    })
+    .await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let after: String = client.query_one(confirmed, &[]).await?.get(0);
     assert_eq!((rig.stored().await?, after), (200, before));
@@ -238,4 +244,21 @@ async fn stall(proxy: &Proxy, random: &mut fastrand::Rng) -> Result<()> {
     proxy.set(Mode::Stall(direction))?;
     pause(random, 4_000).await;
     proxy.set(Mode::Pass)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_relay_waits_and_takes_over_within_two_seconds_of_the_first_ones_death() -> Result<()> {
+    let mut rig = newest().await?;
+    rig.up().await?;
+    let workload = load(&rig, seed()).await?;
+    let mut standby = rig.second_relay()?;
+    wait_for("the second relay to wait", LIMIT, async || standby.log().contains("slot-active")).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(standby.ended()?.is_none(), "{}", standby.log());
+    rig.relay()?.kill()?;
+    let killed = Instant::now();
+    wait_for("the second relay to stream", LIMIT, async || standby.log().contains("replication started")).await?;
+    let took = killed.elapsed();
+    ensure!(took < Duration::from_secs(2), "it took {took:?}");
+    balance(&rig, workload).await
 }

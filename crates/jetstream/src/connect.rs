@@ -155,20 +155,20 @@ async fn settings(options: &NatsOptions, servers: &[ServerAddr]) -> Result<Conne
         connect = connect.tls_first();
     }
     if let Some(ca_file) = &options.tls.ca_file {
-        readable("nats.tls.ca_file", ca_file)?;
+        readable("nats.tls.ca", ca_file)?;
         connect = connect.add_root_certificates(ca_file.clone());
     }
     match (&options.tls.cert_file, &options.tls.key_file) {
         (Some(cert), Some(key)) => {
-            readable("nats.tls.cert_file", cert)?;
-            readable("nats.tls.key_file", key)?;
+            readable("nats.tls.cert", cert)?;
+            readable("nats.tls.key", key)?;
             connect = connect.add_client_certificate(cert.clone(), key.clone());
         }
         (None, None) => {}
         _ => {
             let fault =
                 Fault::new(error::OPTIONS, Action::Halt, "only one of the client certificate and its key is set");
-            return Err(fault.hint("set both nats.tls.cert_file and nats.tls.key_file"));
+            return Err(fault.hint("set both nats.tls.cert and nats.tls.key"));
         }
     }
     if let Some(prefix) = &options.inbox_prefix {
@@ -254,7 +254,7 @@ fn fault(options: &NatsOptions, error: ConnectError) -> Fault {
             Action::Retry,
             format!("connect to {servers}: the server refused the credentials"),
         )
-        .hint("correct nats.user and nats.password, nats.token, nats.nkey or nats.creds")
+        .hint("correct nats.user and nats.password, nats.token, nats.nkey or nats.credentials")
         .cause(error),
         ConnectErrorKind::Tls => tls(&servers, error),
         ConnectErrorKind::ServerParse => {
@@ -283,7 +283,7 @@ fn unreachable(options: &NatsOptions, cause: impl Into<Box<dyn Error + Send + Sy
 /// The fault of a failed handshake.
 fn tls(servers: &str, error: ConnectError) -> Fault {
     Fault::new(error::TLS, Action::Retry, format!("negotiate TLS with {servers}"))
-        .hint("compare nats.tls.ca_file, nats.tls.cert_file and nats.tls.first with the server's tls block")
+        .hint("compare nats.tls.ca, nats.tls.cert and nats.tls.first with the server's tls block")
         .cause(error)
 }
 

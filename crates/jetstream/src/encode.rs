@@ -16,20 +16,12 @@ use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use waljet_pipeline::{Action, Code, Fault, OutboundMessage};
 
 use crate::error;
+use crate::limits::Limits;
 
 /// What JetStream takes as headers of one message.
 const MAX_HEADERS: usize = 65_535;
 /// What the server takes as one protocol line; a longer one costs the connection.
 const MAX_CONTROL_LINE: usize = 4096;
-
-/// The largest message that the server and the stream take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    /// The server's `max_payload`, which counts headers too.
-    pub(crate) max_payload: usize,
-    /// The stream's `max_msg_size`, which counts headers too.
-    pub(crate) max_msg_size: Option<usize>,
-}
 
 /// Builds the headers of `message`, or says why it can never be sent.
 pub(crate) fn headers(
@@ -129,7 +121,7 @@ fn check_name(name: &str) -> Result<(), Fault> {
 /// The fault of a header.
 fn invalid(why: &str) -> Fault {
     Fault::new(error::HEADER_INVALID, Action::Refuse, why)
-        .hint("correct the row's headers, then waljet dead-letters retry")
+        .hint("correct what writes the row; past this row: stop the relay, publish it by hand if it is needed, then waljet slot advance")
 }
 
 /// The fault of a size.
@@ -143,7 +135,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use waljet_pgoutput::Timestamp;
-    use waljet_pipeline::Subject;
+    use waljet_pipeline::{OrderingKey, Subject};
 
     const ROOMY: Limits = Limits { max_payload: 1 << 20, max_msg_size: None };
 
@@ -151,6 +143,7 @@ mod tests {
         OutboundMessage {
             position: "1:1:0/10:0".parse().unwrap(),
             commit_time: Timestamp::default(),
+            key: OrderingKey::of("order", "1"),
             id: "id-1".into(),
             subject: Subject::new("outbox.order.created".into()).unwrap(),
             headers: vec![("Waljet-Position", "1:1:0/10:0".into())],

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
-use waljet_pipeline::{Code, Fault, PublisherMode, Rejection};
+use waljet_pipeline::{Action, Code, Fault, PublisherMode, Rejection};
 
 use crate::explain::explain;
 use crate::generation::Ending;
 use crate::sink::{JetStreamSink, no_generation};
-use crate::{error, subject};
+use crate::{error, limits, subject};
 
 /// How long a look at the stream may take before the fault is told without its result.
 const EXPLAIN: Duration = Duration::from_secs(1);
@@ -91,6 +91,23 @@ impl JetStreamSink {
         if FRESH_CONNECTION.contains(&fault.code) {
             self.disconnect();
         }
+    }
+
+    /// Refuses a message, unless the limit that it exceeds was changed since the generation began: the server tells
+    /// limits to new connections only, so that a look at them needs one.
+    pub(crate) async fn refused(&mut self, fault: Fault) -> Fault {
+        let known = self.generation.as_ref().map(|generation| generation.limits);
+        if fault.code != error::MESSAGE_TOO_LARGE {
+            return fault;
+        }
+        let now = limits::now(&self.nats, &self.known_servers, &self.stream.stream).await;
+        if now.is_none() || now == known {
+            return fault;
+        }
+        let fault = Fault::new(fault.code, Action::Retry, format!("{}, and was changed since", fault.message));
+        self.leave();
+        self.disconnect();
+        fault
     }
 
     /// Ends the generation from `send`.

@@ -153,7 +153,7 @@ pub const CODES: &[(Code, &str)] = &[
     (STREAM_CREATE, "The stream could not be created. The message holds the broker's reason."),
     (
         STREAM_WENT_BACK,
-        "The stream was deleted and created again, or holds less than it had acknowledged. Events may be missing: compare with `waljet trace`, publish the missing ones with `waljet replay`, then start again.",
+        "The stream was deleted and created again, or holds less than it had acknowledged. Events may be missing: compare the table with the stream, publish what is missing by hand, then start again.",
     ),
     (
         RESOURCES,
@@ -194,7 +194,7 @@ pub const CODES: &[(Code, &str)] = &[
     (MODE_CHANGE, "The publisher changes between `fast`, `chain` and `serial` by itself. Nothing is to be done."),
     (
         MESSAGE_TOO_LARGE,
-        "Headers and payload together exceed the server's `max_payload` or the stream's `max_msg_size`. Raise the limit, or write smaller events; then `waljet dead-letters retry`.",
+        "Headers and payload together exceed the server's `max_payload` or the stream's `max_msg_size`. Raise the limit, and the event is published within 30 s by itself; or write smaller events.",
     ),
     (HEADERS_TOO_LARGE, "The headers exceed the 65,535 bytes that JetStream takes. Write fewer or shorter headers."),
     (

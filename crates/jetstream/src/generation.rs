@@ -9,10 +9,10 @@ use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 
 use crate::ack::{self, Answer};
 use crate::api;
-use crate::encode::Limits;
 use crate::error::{self, Verdict};
 use crate::explain::Silence;
 use crate::fast::{Batches, Turn};
+use crate::limits::Limits;
 use crate::writing::Writing;
 
 /// Behind the prefix, where the message at a batch's end comes in.

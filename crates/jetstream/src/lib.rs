@@ -17,6 +17,7 @@ pub mod error;
 mod explain;
 mod fast;
 mod generation;
+mod limits;
 mod mode;
 mod open;
 pub mod options;

@@ -8,9 +8,9 @@ use waljet_pipeline::{Action, Fault, Opened, Position, PublisherMode};
 
 use crate::api::{Api, StreamInfo};
 use crate::connect::{Connection, Reconnect};
-use crate::encode::Limits;
 use crate::fast::{self, Batches, Rules};
 use crate::generation::Generation;
+use crate::limits::Limits;
 use crate::mode::Traits;
 use crate::options::{ModeChoice, StreamOptions};
 use crate::readback::read_back;
@@ -66,10 +66,7 @@ impl JetStreamSink {
             batches,
             writing: Writing::default(),
             base,
-            limits: Limits {
-                max_payload: connection.client.server_info().max_payload,
-                max_msg_size: usize::try_from(info.config.max_msg_size).ok().filter(|size| *size > 0),
-            },
+            limits: Limits::of(connection, &info),
             max_in_flight,
             next_token: 0,
             next_ack: 0,
@@ -171,8 +168,8 @@ impl Seen {
             return Ok(());
         };
         Err(Fault::new(error::STREAM_WENT_BACK, Action::Gap, what).hint(
-            "events that were acknowledged may be gone: find the last one that is left with `waljet trace`, publish what \
-             follows with `waljet replay`, then start the relay again",
+            "events that were acknowledged may be gone: compare the table with the stream, publish what is missing by hand, \
+             then start the relay again",
         ))
     }
 }

@@ -1,10 +1,16 @@
 //! What the stream holds past a position, by event id.
 //!
 //! ```text
-//!   first_seq …… probe ………… probe …… probe … tail        positions grow along the stream
-//!                  ▲ before `from`: start behind it
+//!   first_seq …… probe ………… probe …… probe … tail        positions grow along the stream,
+//!                  ▲ before `from`: start behind it         give or take a window
 //!                  └─ headers of all messages from here to the tail ─► ids
 //! ```
+//!
+//! In lanes mode the keys overtake each other, so that an event may stand behind as many later ones as a window
+//! holds. Both ends of what is read allow for that.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashSet};
 
 use futures_util::StreamExt;
 use serde_json::json;
@@ -13,6 +19,7 @@ use waljet_pipeline::{Action, Fault, IdDigest, Position, Stored, headers};
 
 use crate::api::{Api, ApiError, StreamInfo};
 use crate::error;
+use crate::options::MAX_WINDOW;
 use crate::tail::Tail;
 
 /// Ids that one read-back returns at most: 9 MB of them.
@@ -24,8 +31,11 @@ const FIRST_STEP: u64 = 1024;
 /// How much farther each next one does.
 const STEP_FACTOR: u64 = 8;
 
-/// Messages asked for at once; far below what a subscription of the client holds.
-const BATCH: usize = 8192;
+/// Messages asked for at once: with headers as large as they may be, 64 MiB.
+const BATCH: usize = 1024;
+
+/// How many later events may be stored before an event.
+const DISORDER: usize = MAX_WINDOW;
 
 /// A consumer that nobody asks is gone after this.
 const CONSUMER_LIFE: Duration = Duration::from_secs(30);
@@ -51,8 +61,13 @@ pub(crate) async fn read_back(
     if !past {
         return Ok(Stored::default());
     }
-    let start = start(api, stream, info, tail, from).await?;
-    let stored = read(api, stream, space, start, tail.sequence).await?;
+    let start = start(api, stream, info, tail, from).await?.saturating_sub(DISORDER as u64).max(1);
+    let failed = |error: ApiError| error.fault("read back the stream", stream);
+    let consumer = api.create_consumer(stream, &consumer_config(space, start)).await.map_err(failed)?;
+    let stored = pull(api, stream, &consumer, tail.sequence, Collected::new(*from)).await;
+    // Left behind, it would go by itself after a while.
+    let _ = api.delete_consumer(stream, &consumer).await;
+    let stored = stored?;
     let (ids, complete) = (stored.ids.len(), stored.through.is_none());
     tracing::info!(%stream, from = start, to = tail.sequence, ids, complete, "stream read back");
     Ok(stored)
@@ -60,28 +75,31 @@ pub(crate) async fn read_back(
 
 /// Finds a sequence behind which all messages at or past `from` stand.
 async fn start(api: &Api, stream: &str, info: &StreamInfo, tail: &Tail, from: &Position) -> Result<u64, Fault> {
-    let first = info.state.first_seq.max(1);
-    let mut step = FIRST_STEP;
-    while let Some(sequence) = tail.sequence.checked_sub(step).filter(|sequence| *sequence > first) {
+    // A message that was deleted or is not ours says nothing.
+    let before = async |sequence| {
         let message = api.message(stream, sequence).await.map_err(|e| e.fault("read back the stream", stream))?;
-        // A message that was deleted or is not ours says nothing: look farther back.
         let position = message.and_then(|message| message.position);
-        if position.is_some_and(|position| !from.at_or_before(&position)) {
-            return Ok(sequence + 1);
+        Ok::<_, Fault>(position.map(|position| !from.at_or_before(&position)))
+    };
+    let (mut low, mut high, mut step) = (info.state.first_seq.max(1), tail.sequence, FIRST_STEP);
+    while let Some(sequence) = tail.sequence.checked_sub(step).filter(|sequence| *sequence > low) {
+        if before(sequence).await? == Some(true) {
+            low = sequence;
+            break;
         }
+        high = sequence;
         step = step.saturating_mul(STEP_FACTOR);
     }
-    Ok(first)
-}
-
-/// Reads the headers of the messages from `start` to `end`.
-async fn read(api: &Api, stream: &str, space: &str, start: u64, end: u64) -> Result<Stored, Fault> {
-    let failed = |error: ApiError| error.fault("read back the stream", stream);
-    let consumer = api.create_consumer(stream, &consumer_config(space, start)).await.map_err(failed)?;
-    let stored = pull(api, stream, &consumer, end).await;
-    // Left behind, it would go by itself after a while.
-    let _ = api.delete_consumer(stream, &consumer).await;
-    stored
+    // The last step may have been a long one.
+    while high - low > FIRST_STEP {
+        let middle = low + (high - low) / 2;
+        match before(middle).await? {
+            Some(true) => low = middle,
+            Some(false) => high = middle,
+            None => break,
+        }
+    }
+    Ok(low)
 }
 
 fn consumer_config(space: &str, start: u64) -> serde_json::Value {
@@ -93,8 +111,7 @@ fn consumer_config(space: &str, start: u64) -> serde_json::Value {
     })
 }
 
-async fn pull(api: &Api, stream: &str, consumer: &str, end: u64) -> Result<Stored, Fault> {
-    let mut stored = Stored::default();
+async fn pull(api: &Api, stream: &str, consumer: &str, end: u64, mut collected: Collected) -> Result<Stored, Fault> {
     loop {
         let mut batch = api.next_messages(stream, consumer, BATCH, SILENCE).await?;
         let mut any = false;
@@ -112,20 +129,80 @@ async fn pull(api: &Api, stream: &str, consumer: &str, end: u64) -> Result<Store
                 ));
             };
             any = true;
-            let header = |name| message.headers.as_ref().and_then(|headers| headers.get(name));
-            stored.ids.extend(header(headers::MSG_ID).map(|id| IdDigest::of(id.as_str())));
+            let header = |name| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|v| v.as_str());
+            collected.take(header(headers::MSG_ID), header(headers::POSITION).and_then(|text| text.parse().ok()));
             if sequence >= end {
-                return Ok(stored);
+                return Ok(collected.whole());
             }
-            let position = header(headers::POSITION).and_then(|text| text.as_str().parse().ok());
-            if position.is_some() && stored.ids.len() >= MOST {
-                stored.through = position;
-                return Ok(stored);
+            if collected.is_full() {
+                return Ok(collected.part());
             }
         }
         if !any {
             return Err(silent(stream, end));
         }
+    }
+}
+
+/// The ids that were read so far, and how far they are all of them.
+struct Collected {
+    from: Position,
+    most: usize,
+    disorder: usize,
+    ids: HashSet<IdDigest>,
+    /// The latest positions, as many as may be out of order; the earliest of them on top.
+    latest: BinaryHeap<Reverse<Place>>,
+}
+
+/// A position to be ordered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place(Position);
+
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.0.commit_lsn, self.0.ordinal).cmp(&(other.0.commit_lsn, other.0.ordinal))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Collected {
+    fn new(from: Position) -> Self {
+        Self { from, most: MOST, disorder: DISORDER, ids: HashSet::new(), latest: BinaryHeap::new() }
+    }
+
+    /// Takes one message. What stands before the place that publishing resumes from is of no interest.
+    fn take(&mut self, id: Option<&str>, position: Option<Position>) {
+        if position.is_some_and(|position| !self.from.at_or_before(&position)) {
+            return;
+        }
+        self.ids.extend(id.map(IdDigest::of));
+        if let Some(position) = position {
+            self.latest.push(Reverse(Place(position)));
+            if self.latest.len() > self.disorder {
+                self.latest.pop();
+            }
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.ids.len() >= self.most && self.latest.len() >= self.disorder
+    }
+
+    /// All was read.
+    fn whole(self) -> Stored {
+        Stored { ids: self.ids, through: None }
+    }
+
+    /// More is there. An event that was not read may stand behind as many later ones as may be out of order, so only
+    /// what lies before those is known to be all.
+    fn part(self) -> Stored {
+        let through = self.latest.peek().map(|Reverse(Place(position))| *position);
+        Stored { ids: self.ids, through }
     }
 }
 
@@ -148,7 +225,40 @@ fn stream_sequence(reply: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use waljet_pipeline::History;
+
     use super::*;
+
+    fn position(commit_lsn: u64) -> Position {
+        let history = History { system_id: 1, timeline: 1 };
+        Position { history, commit_lsn: waljet_pgoutput::Lsn(commit_lsn), ordinal: 0 }
+    }
+
+    fn collect(from: u64, most: usize, disorder: usize, lsns: &[u64]) -> (Vec<u64>, Option<u64>) {
+        let mut collected = Collected { most, disorder, ..Collected::new(position(from)) };
+        for lsn in lsns {
+            if collected.is_full() {
+                break;
+            }
+            collected.take(Some(&lsn.to_string()), Some(position(*lsn)));
+        }
+        let stored = if collected.is_full() { collected.part() } else { collected.whole() };
+        let held = lsns.iter().copied().filter(|lsn| stored.ids.contains(&IdDigest::of(&lsn.to_string()))).collect();
+        (held, stored.through.map(|through| through.commit_lsn.0))
+    }
+
+    #[test]
+    fn what_stands_before_the_place_to_resume_from_takes_no_room() {
+        assert_eq!(collect(100, 3, 1, &[1, 2, 3, 4, 5, 100, 101, 102, 103]), (vec![100, 101, 102], Some(102)));
+        assert_eq!(collect(100, 3, 1, &[1, 2, 3, 100, 101]), (vec![100, 101], None));
+    }
+
+    #[test]
+    fn a_part_is_whole_only_up_to_what_later_events_may_still_precede() {
+        // 101 was overtaken by three and is not read any more: only up to 100 is it all.
+        let (held, through) = collect(100, 4, 4, &[100, 102, 103, 104, 101]);
+        assert_eq!((held, through), (vec![100, 102, 103, 104], Some(100)));
+    }
 
     #[test]
     fn the_sequence_is_found_in_both_forms_of_the_reply_subject() {

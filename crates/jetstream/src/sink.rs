@@ -102,10 +102,10 @@ impl Sink for JetStreamSink {
                 format!("token {token} was sent where {due} was due, with {under_way} of {most} messages under way");
             return Err(self.fail(Fault::new(error::MISUSE, Action::Halt, what)));
         }
-        match generation.mode {
-            PublisherMode::Fast => self.send_in_batch(message).await,
-            PublisherMode::Chain | PublisherMode::Serial => self.send_alone(token, message).await,
+        if generation.batches.is_some() {
+            return self.send_in_batch(message).await;
         }
+        self.send_alone(token, message).await
     }
 
     async fn flush(&mut self) -> Result<(), Fault> {
@@ -179,7 +179,10 @@ impl JetStreamSink {
         };
         let reply = format!("{}{token}", generation.prefix);
         let expected = (generation.mode == PublisherMode::Chain).then(|| generation.base + token);
-        let headers = encode::headers(message, expected, reply.len(), generation.limits)?;
+        let headers = match encode::headers(message, expected, reply.len(), generation.limits) {
+            Ok(headers) => headers,
+            Err(fault) => return Err(self.refused(fault).await),
+        };
         let subject = async_nats::Subject::from(message.subject.as_str());
         // Noted first: from here on nobody knows whether it was sent.
         generation.sending(subject.clone());
@@ -197,7 +200,10 @@ impl JetStreamSink {
         let Some(Generation { batches: Some(batches), prefix, limits, .. }) = &self.generation else {
             return Err(no_generation());
         };
-        let headers = encode::headers(message, None, prefix.len() + batches.reply_len(), *limits)?;
+        let headers = match encode::headers(message, None, prefix.len() + batches.reply_len(), *limits) {
+            Ok(headers) => headers,
+            Err(fault) => return Err(self.refused(fault).await),
+        };
         let subject = async_nats::Subject::from(message.subject.as_str());
         let (payload, position) = (message.payload.clone(), message.position);
         let Some(generation) = &mut self.generation else { return Err(no_generation()) };

@@ -14,6 +14,12 @@ pub const STREAM_AHEAD: Code = Code("stream-not-of-this-database");
 pub const DATABASE_CHANGED: Code = Code("database-changed");
 /// The server did not take the last position before the relay stopped.
 pub const NOT_DRAINED: Code = Code("not-drained");
+/// The outbox table has another name than it had.
+pub const OUTBOX_RENAMED: Code = Code("outbox-renamed");
+/// Reading the stream back does not come to an end.
+pub const READ_BACK: Code = Code("read-back-stuck");
+/// Two events seem to have the same id.
+pub const SAME_ID: Code = Code("same-id");
 
 /// All codes of this crate, with what they mean and what to do.
 pub const CODES: &[(Code, &str)] = &[
@@ -49,6 +55,24 @@ pub const CODES: &[(Code, &str)] = &[
         "While the relay ran, the server behind the address became another cluster, or one whose history lacks events \
          that were published. Find out what happened to the database, then start the relay again; it compares the \
          stream with the database first.",
+    ),
+    (
+        OUTBOX_RENAMED,
+        "The outbox table was renamed, or moved to another schema, while the relay ran, and rows of it came under the new \
+         name. Nothing past them is confirmed. Set `outbox.table` to the new name and start the relay again, or rename \
+         the table back: rows that were written under the new name then still need the new name to be taken up.",
+    ),
+    (
+        READ_BACK,
+        "What the stream holds past the position that publishing resumes from was read, and it says nothing about the \
+         events at that position, so reading the same again would go on for ever. Nothing is published meanwhile. Report \
+         it, with the `Waljet-Position` headers of the messages around that position.",
+    ),
+    (
+        SAME_ID,
+        "The stream had a message with an event's id before the event was sent for the first time. Most likely two rows \
+         of the outbox have the same id: the broker stores only the first of them within its duplicate window. Make the \
+         id unique; a primary key on it does.",
     ),
     (
         NOT_DRAINED,

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -42,13 +43,16 @@ pub struct Fault {
     pub hint: Option<String>,
     /// Why it happened.
     pub cause: Option<Box<dyn Error + Send + Sync>>,
+    /// The longest pause before the next attempt, where waiting as long as usual would cost time: a standby
+    /// takes over soon after the slot is free.
+    pub retry_within: Option<Duration>,
 }
 
 impl Fault {
     /// Makes a fault without hint and cause.
     #[must_use]
     pub fn new(code: Code, action: Action, message: impl Into<String>) -> Self {
-        Self { code, action, message: message.into(), hint: None, cause: None }
+        Self { code, action, message: message.into(), hint: None, cause: None, retry_within: None }
     }
 
     /// Adds what mends it.
@@ -62,6 +66,13 @@ impl Fault {
     #[must_use]
     pub fn cause(mut self, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.cause = Some(cause.into());
+        self
+    }
+
+    /// Sets the longest pause before the next attempt.
+    #[must_use]
+    pub fn retry_within(mut self, pause: Duration) -> Self {
+        self.retry_within = Some(pause);
         self
     }
 

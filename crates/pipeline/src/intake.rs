@@ -12,7 +12,7 @@ use crate::retry::Backoff;
 use crate::status::{EndState, Monitor};
 use crate::transaction::{Assembler, Step};
 use crate::window::Budget;
-use crate::{Action, Fault, Frame, Source};
+use crate::{Action, Confirmed, Fault, Frame, Source};
 
 /// Reads one source into one lane.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct Intake<S> {
     pub(crate) budget: Arc<Budget>,
     pub(crate) monitor: Arc<Monitor>,
     pub(crate) confirmed: watch::Receiver<Option<Lsn>>,
+    /// Where the last connection was resumed, in its history; `None` before the first.
+    pub(crate) resume: Option<Confirmed>,
 }
 
 /// Why reading ended without a fault.
@@ -55,11 +57,11 @@ impl<S: Source> Intake<S> {
                 Ended::Stopped => return Ok(()),
                 Ended::Lost(fault) => fault,
             };
-            self.lost(&fault);
+            let fault = self.lost(fault);
             if matches!(fault.action, Action::Halt | Action::Gap) {
                 return Err(fault);
             }
-            let pause = self.backoff.next_pause(Instant::now());
+            let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -72,20 +74,26 @@ impl<S: Source> Intake<S> {
     /// put into the lane was not confirmed either.
     async fn session(&mut self, items: &mpsc::Sender<Item>) -> Ended {
         self.monitor.source_state(EndState::Connecting);
-        let resume = *self.confirmed.borrow_and_update();
+        let lsn = *self.confirmed.borrow_and_update();
+        let resume = self.confirmed_as(lsn);
         let identity = match self.source.connect(resume).await {
             Ok(identity) => identity,
             Err(fault) => return Ended::Lost(fault),
         };
+        let start = identity.slot_confirmed.max(resume.map_or(Lsn::ZERO, |resume| resume.lsn));
         info!(
             system_id = identity.history.system_id,
             timeline = identity.history.timeline,
-            resume = %resume.unwrap_or(identity.slot_confirmed),
+            resume = %start,
             "replication started"
         );
         self.backoff.succeeded(Instant::now());
         self.assembler.connected(identity.history);
-        self.monitor.source_history(identity.history, identity.slot_confirmed);
+        if identity.handed_over {
+            self.assembler.forget();
+        }
+        self.resume = Some(Confirmed { history: identity.history, lsn: start });
+        self.monitor.source_history(identity.history, start);
         self.monitor.source_state(EndState::Open);
         if items.send(Item::Connected(identity)).await.is_err() {
             return Ended::Stopped;
@@ -155,9 +163,21 @@ impl<S: Source> Intake<S> {
         Ok(())
     }
 
-    fn lost(&self, fault: &Fault) {
-        self.monitor.source_fault(fault);
-        self.monitor.metrics.reconnects.with_label_values(&["postgres"]).inc();
+    /// Returns a confirmed position with its history: at least where the last connection was resumed, since a slot
+    /// may forget what it was told.
+    pub(crate) fn confirmed_as(&self, lsn: Option<Lsn>) -> Option<Confirmed> {
+        let Confirmed { history, lsn: resumed } = self.resume?;
+        Some(Confirmed { history, lsn: lsn.map_or(resumed, |lsn| lsn.max(resumed)) })
+    }
+
+    /// Notes that there is no connection, and returns the fault as it is to be acted on.
+    fn lost(&self, fault: Fault) -> Fault {
+        // Once it ran, what stands in the way can be mended without a restart.
+        let heals = fault.action == Action::Halt && self.resume.is_some();
+        let fault = if heals { Fault { action: Action::Retry, ..fault } } else { fault };
+        if self.monitor.source_fault(&fault) == EndState::Open {
+            self.monitor.metrics.reconnects.with_label_values(&["postgres"]).inc();
+        }
         let (error, code, hint) = (fault.summary(), fault.code, fault.hint.as_deref().unwrap_or(""));
         match (fault.action, self.backoff.attempts()) {
             (Action::Halt | Action::Gap, _) => error!(%code, error, hint, "source failed for good"),
@@ -165,5 +185,6 @@ impl<S: Source> Intake<S> {
             (_, attempts) if attempts.is_power_of_two() => warn!(%code, error, hint, attempts, "source still lost"),
             (_, attempts) => debug!(%code, error, attempts, "source still lost"),
         }
+        fault
     }
 }

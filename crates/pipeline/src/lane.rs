@@ -9,10 +9,11 @@
 
 use tokio::time::Instant;
 
+use crate::error::READ_BACK;
 use crate::queue::{Queue, ticks};
 use crate::retry::Backoff;
 use crate::status::EndState;
-use crate::{Action, Fault, Opened, Sink};
+use crate::{Action, Fault, Opened, Position, Sink};
 
 /// A lane: a sink and the window in front of it.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ enum End {
     Finished,
     /// More of the stream has to be read back.
     ReadOn,
+    /// What the generation rested on is void: another relay had the slot.
+    Void,
     /// A failure.
     Failed(Fault),
 }
@@ -41,22 +44,30 @@ impl<K: Sink> Lane<K> {
     /// A fault that only a person can mend.
     pub(crate) async fn run(&mut self) -> Result<bool, Fault> {
         self.queue.first_connection().await?;
-        let mut first = true;
         loop {
             let Some(opened) = self.open().await? else { break };
-            self.queue.begin(opened, first)?;
-            first = false;
+            let from = self.queue.resume_from();
+            self.queue.begin(opened)?;
             let before = self.queue.window.front();
             let end = self.generation().await?;
             if self.queue.window.front() > before {
                 self.backoff.reset();
             }
+            let end = match end {
+                // Reading back from the same place again would go on for ever.
+                End::ReadOn if self.queue.resume_from() == from => End::Failed(no_progress(&from)),
+                end => end,
+            };
             match end {
                 End::Finished => break,
-                End::ReadOn => {}
+                End::ReadOn | End::Void => {}
+                End::Failed(fault) if matches!(fault.action, Action::Halt | Action::Gap) => {
+                    self.queue.failed(&fault);
+                    return Err(fault);
+                }
                 End::Failed(fault) => {
                     self.queue.failed(&fault);
-                    let pause = self.backoff.next_pause(Instant::now());
+                    let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
                     if self.queue.meanwhile(tokio::time::sleep(pause)).await?.is_none() {
                         break;
                     }
@@ -87,7 +98,7 @@ impl<K: Sink> Lane<K> {
                 }
                 Err(fault) => {
                     self.queue.failed(&fault);
-                    let pause = self.backoff.next_pause(Instant::now());
+                    let pause = self.backoff.next_pause(Instant::now(), fault.retry_within);
                     if self.queue.meanwhile(tokio::time::sleep(pause)).await?.is_none() {
                         return Ok(None);
                     }
@@ -101,6 +112,9 @@ impl<K: Sink> Lane<K> {
         let mut tick = ticks();
         loop {
             self.queue.take_ready()?;
+            if self.queue.reopen {
+                return Ok(End::Void);
+            }
             match self.send().await {
                 Ok(None) => {}
                 Ok(Some(end)) => return Ok(end),
@@ -130,17 +144,17 @@ impl<K: Sink> Lane<K> {
     async fn send(&mut self) -> Result<Option<End>, Fault> {
         let queue = &mut self.queue;
         let mut any = false;
-        while queue.sent.len() < queue.max_in_flight {
-            let number = queue.cursor;
-            let Some(entry) = queue.window.get(number) else { break };
+        while let Some(number) = queue.next() {
+            let Some(entry) = queue.window.get(number) else { continue };
             if queue.stored.holds(entry) {
                 queue.found_stored(number);
                 continue;
             }
             if queue.stored.through.is_some_and(|through| !entry.position.at_or_before(&through)) {
-                if queue.sent.is_empty() {
+                if queue.is_idle() {
                     return Ok(Some(End::ReadOn));
                 }
+                queue.hold(number);
                 break;
             }
             let now = Instant::now();
@@ -152,8 +166,7 @@ impl<K: Sink> Lane<K> {
                     break;
                 }
             };
-            let token = queue.first_token + queue.sent.len() as u64;
-            match self.sink.send(token, message).await {
+            match self.sink.send(queue.next_token(), message).await {
                 Ok(()) => {
                     queue.was_sent(number, now);
                     any = true;
@@ -171,4 +184,9 @@ impl<K: Sink> Lane<K> {
         }
         Ok(None)
     }
+}
+
+fn no_progress(from: &Position) -> Fault {
+    let what = format!("the stream was read back from {from}, and what was read says nothing about the events there");
+    Fault::new(READ_BACK, Action::Retry, what).hint("report it, with the positions around it in the stream")
 }

@@ -27,6 +27,7 @@ pub mod error;
 pub mod fault;
 pub mod headers;
 mod intake;
+mod keys;
 mod lane;
 pub mod message;
 pub mod metrics;
@@ -47,7 +48,7 @@ mod window;
 
 pub use check::{Check, Finding};
 pub use fault::{Action, Code, Fault};
-pub use message::{InvalidSubject, OutboundMessage, Subject};
+pub use message::{InvalidSubject, OrderingKey, OutboundMessage, Subject};
 pub use metrics::Metrics;
 pub use options::{
     Columns, DEFAULT_DRAIN_TIMEOUT, DEFAULT_MAX_BYTES, DEFAULT_MAX_EVENTS, DEFAULT_RETRY_MAX, DEFAULT_RETRY_MIN,
@@ -58,6 +59,6 @@ pub use position::{History, ParsePositionError, Position};
 pub use route::{InvalidTemplate, Route, RouteError, UnsafeToken};
 pub use run::{Pipeline, Stopped};
 pub use sink::{Ack, IdDigest, Opened, PublisherMode, Rejection, Sink, Stored};
-pub use source::{Frame, Identity, Source};
+pub use source::{Confirmed, Frame, Identity, Source};
 pub use status::{EndState, Monitor, Status};
 pub use transaction::{Operation, RefusedEvent, Step};

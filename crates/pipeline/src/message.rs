@@ -1,6 +1,7 @@
 //! The message that goes to the stream.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 use waljet_pgoutput::Timestamp;
@@ -70,6 +71,22 @@ pub enum InvalidSubject {
     Reserved,
 }
 
+/// What keeps its order among itself: a digest of aggregate type and aggregate id.
+///
+/// Two keys of the same digest only wait for each other without need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OrderingKey(u64);
+
+impl OrderingKey {
+    /// Digests the two halves.
+    #[must_use]
+    pub fn of(aggregate_type: &str, aggregate_id: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (aggregate_type, aggregate_id).hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
 /// One event as it goes to the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundMessage {
@@ -79,6 +96,8 @@ pub struct OutboundMessage {
     pub commit_time: Timestamp,
     /// The event id, sent as `Nats-Msg-Id`.
     pub id: String,
+    /// What keeps its order.
+    pub key: OrderingKey,
     /// Where it goes.
     pub subject: Subject,
     /// All headers but those that a sink adds for its mode. Names and values are checked: see

@@ -1,6 +1,6 @@
 //! Every metric of the pipeline: names, labels and help.
 //!
-//! Gauges are set from a [`Status`](crate::Status) when they are read, so that they cannot disagree with it.
+//! Gauges are set from a [`Status`] when they are read, so that they cannot disagree with it.
 
 use prometheus::{Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
@@ -61,6 +61,10 @@ impl Metrics {
         };
         let events = counters("waljet_events_total", "Events by what became of them.", "outcome")?;
         events.with_label_values(&["dead_lettered"]);
+        let reconnects = counters("waljet_reconnects_total", "Connections that were lost, by end.", "end")?;
+        for end in ["postgres", "nats"] {
+            reconnects.with_label_values(&[end]);
+        }
         let oldest_unacked = Gauge::new(
             "waljet_oldest_unacked_seconds",
             "Age of the oldest event that is not acknowledged, since it was received; 0 where there is none.",
@@ -80,7 +84,7 @@ impl Metrics {
                 "Times that publishing began anew after a failure, by the failure's code.",
                 "reason",
             )?,
-            reconnects: counters("waljet_reconnects_total", "Connections that were lost, by end.", "end")?,
+            reconnects,
             commit_to_ack: histogram(
                 "waljet_commit_to_ack_seconds",
                 "From the commit of a transaction to the acknowledgement of each of its events.",

@@ -128,7 +128,8 @@ impl Mapping {
     /// The row can never be published.
     pub fn event(&self, row: &Tuple) -> Result<OutboxEvent, EventError> {
         Ok(OutboxEvent {
-            id: required_text(row, self.id, &self.names.id)?,
+            // Blanks around it do not survive being read back from a header.
+            id: required_text(row, self.id, &self.names.id)?.trim().to_owned(),
             aggregate_type: required_text(row, self.aggregate_type, &self.names.aggregate_type)?,
             aggregate_id: required_text(row, self.aggregate_id, &self.names.aggregate_id)?,
             event_type: required_text(row, self.event_type, &self.names.event_type)?,
@@ -179,7 +180,7 @@ fn text(bytes: &[u8], name: &str) -> Result<String, EventError> {
 
 fn required_text(row: &Tuple, index: usize, name: &str) -> Result<String, EventError> {
     match value(row, index, name)? {
-        Some(bytes) if !bytes.is_empty() => text(bytes, name),
+        Some(bytes) if !bytes.trim_ascii().is_empty() => text(bytes, name),
         _ => Err(EventError::Empty(name.to_owned())),
     }
 }

@@ -11,11 +11,13 @@ use tracing::{debug, error, info, warn};
 use waljet_pgoutput::{Lsn, Timestamp};
 
 use crate::error;
-use crate::status::{EndState, Monitor};
+use crate::keys::Keys;
+use crate::status::Monitor;
 use crate::transaction::RefusedEvent;
 use crate::window::{Budget, Entry, Refusal, Window};
 use crate::{
-    Ack, Action, Code, Fault, History, IdDigest, Identity, Opened, OutboundMessage, Position, Rejection, Stored,
+    Ack, Action, Code, Fault, History, IdDigest, Identity, Opened, OutboundMessage, Position, PublisherMode, Rejection,
+    Stored,
 };
 
 /// How often the loop turns when nothing happens.
@@ -55,15 +57,28 @@ pub(crate) struct Queue {
     last_admitted: Option<Position>,
     /// Set when no more items come: by then everything must be stored.
     pub(crate) deadline: Option<Instant>,
-    /// The number of the next entry to send.
-    pub(crate) cursor: u64,
-    /// The entries that were sent in this generation and are not acknowledged.
-    pub(crate) sent: VecDeque<u64>,
+    /// The number of the first entry that was not looked at in this generation.
+    cursor: u64,
+    /// An entry that was to be sent and could not be, yet.
+    held: Option<u64>,
+    /// Which keys have a message in flight; only used where the generation's order is by key.
+    keys: Keys,
+    /// The entries that were sent in this generation, by token; `None` once acknowledged.
+    sent: VecDeque<Option<u64>>,
     /// The token of the front of `sent`.
-    pub(crate) first_token: u64,
+    first_token: u64,
+    /// How many of `sent` are not acknowledged.
+    in_flight: usize,
+    mode: PublisherMode,
     pub(crate) max_in_flight: usize,
     pub(crate) stored: Stored,
+    /// Whether the generation is to end, for all that it knew is void.
+    pub(crate) reopen: bool,
+    /// Whether the stream's tail is still to be compared with the database's history.
+    tail_unchecked: bool,
     logged: Option<(Code, Instant)>,
+    /// When an event was last found to have another's id.
+    same_id_logged: Option<(Code, Instant)>,
 }
 
 /// What a queue needs to know.
@@ -92,11 +107,18 @@ impl Queue {
             last_admitted: None,
             deadline: None,
             cursor: 0,
+            held: None,
+            keys: Keys::default(),
             sent: VecDeque::new(),
             first_token: 0,
+            in_flight: 0,
+            mode: PublisherMode::Serial,
             max_in_flight: 1,
             stored: Stored::default(),
+            reopen: false,
+            tail_unchecked: true,
             logged: None,
+            same_id_logged: None,
         }
     }
 
@@ -173,12 +195,22 @@ impl Queue {
             return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
                 .hint("find out what was done to the database; then start the relay again"));
         }
+        if identity.handed_over {
+            self.last_admitted = None;
+        }
         if let Some(last) = self.last_admitted.filter(|last| !identity.covers(last)) {
             let Identity { history, wal_end, .. } = identity;
             let message =
                 format!("the event at {last} is not part of the database's history {history} up to {wal_end}");
             return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
                 .hint("the server lost transactions whose events may be published; then start the relay again"));
+        }
+        if identity.handed_over {
+            info!(slot_confirmed = %identity.slot_confirmed, "another relay had the slot: beginning where it left it");
+            let (events, bytes) = self.window.clear();
+            self.budget.release(events, bytes);
+            self.reopen = true;
+            self.tail_unchecked = true;
         }
         self.identity = Some(identity);
         Ok(())
@@ -196,7 +228,8 @@ impl Queue {
         self.window.oldest().map_or(start, |entry| entry.position)
     }
 
-    pub(crate) fn begin(&mut self, opened: Opened, first: bool) -> Result<(), Fault> {
+    pub(crate) fn begin(&mut self, opened: Opened) -> Result<(), Fault> {
+        let first = std::mem::take(&mut self.tail_unchecked);
         if first {
             self.check_tail(&opened)?;
         }
@@ -210,8 +243,13 @@ impl Queue {
         }
         self.monitor.sink_opened(&opened);
         self.cursor = self.window.front();
+        self.reopen = false;
+        self.held = None;
+        self.keys.clear();
         self.sent.clear();
         self.first_token = 0;
+        self.in_flight = 0;
+        self.mode = opened.mode;
         self.max_in_flight = opened.max_in_flight.max(1);
         self.stored = opened.stored;
         Ok(())
@@ -235,14 +273,53 @@ impl Queue {
             .hint("use another stream for this database, or accept the gap with: waljet run --accept-gap"))
     }
 
+    /// Takes the entry whose turn it is; one that cannot be sent has to be given back with [`hold`](Self::hold).
+    pub(crate) fn next(&mut self) -> Option<u64> {
+        if self.in_flight >= self.max_in_flight {
+            return None;
+        }
+        if let Some(number) = self.held.take().or_else(|| self.keys.next_ready()) {
+            return Some(number);
+        }
+        while let Some(entry) = self.window.get(self.cursor) {
+            let number = self.cursor;
+            self.cursor += 1;
+            // Stored by an earlier generation, behind something that was not.
+            if entry.done {
+                continue;
+            }
+            let key = entry.message.as_ref().map(|message| message.key);
+            let waits = self.mode == PublisherMode::Lanes && key.is_some_and(|key| !self.keys.offer(key, number));
+            if !waits {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    /// Gives back an entry that cannot be sent yet; it comes first the next time.
+    pub(crate) fn hold(&mut self, number: u64) {
+        self.held = Some(number);
+    }
+
+    /// The token of the next message.
+    pub(crate) fn next_token(&self) -> u64 {
+        self.first_token + self.sent.len() as u64
+    }
+
+    /// Returns whether nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
     pub(crate) fn was_sent(&mut self, number: u64, now: Instant) {
         if let Some(entry) = self.window.get_mut(number) {
             entry.sent_at = Some(now);
             entry.attempts += 1;
             entry.refusal = None;
         }
-        self.sent.push_back(number);
-        self.cursor += 1;
+        self.sent.push_back(Some(number));
+        self.in_flight += 1;
     }
 
     pub(crate) fn refuse(&mut self, number: u64, fault: Fault) {
@@ -251,12 +328,13 @@ impl Queue {
         }
     }
 
-    /// Shows that the lane stands at an event that cannot be published.
+    /// Holds an event that cannot be published, and shows that the lane stands there.
     pub(crate) fn blocked(&mut self, number: u64) {
+        self.hold(number);
         let Some(entry) = self.window.get(number) else { return };
         let Some(refusal) = &entry.refusal else { return };
         let (position, fault) = (entry.position, &refusal.fault);
-        self.monitor.sink_fault(fault, EndState::Blocked);
+        self.monitor.sink_blocked(fault);
         if log_now(&mut self.logged, fault.code) {
             let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
             error!(%position, %code, error, hint, "event cannot be published; nothing behind it is");
@@ -265,45 +343,69 @@ impl Queue {
 
     pub(crate) fn acknowledged(&mut self, ack: Ack) {
         self.monitor.turn();
-        while self.first_token <= ack.token {
-            let Some(number) = self.sent.pop_front() else { return };
-            let duplicate = ack.duplicate && self.first_token == ack.token;
+        if self.mode == PublisherMode::Lanes {
+            self.settle(ack.token, ack);
+        } else {
+            (self.first_token..=ack.token).for_each(|token| self.settle(token, ack));
+        }
+        while self.sent.front().is_some_and(Option::is_none) {
+            self.sent.pop_front();
             self.first_token += 1;
-            let monitor = Arc::clone(&self.monitor);
-            for entry in self.done(number) {
-                observe(&monitor, &entry, duplicate, (self.clock)());
-                monitor.acknowledged(ack.sequence, entry.position);
-                if duplicate && entry.attempts == 1 {
-                    let Position { commit_lsn, ordinal, .. } = entry.position;
-                    let sequence = ack.sequence;
-                    warn!(%commit_lsn, ordinal, sequence, "the stream had an event of this id already; the ids of two events may be the same");
-                }
-            }
         }
         self.logged = None;
         self.confirm();
     }
 
+    /// Notes that the message of a token is stored, as the acknowledgement of this or a later one says.
+    fn settle(&mut self, token: u64, ack: Ack) {
+        let Some(number) = self.number(token) else { return };
+        if let Some(slot) = self.index(token).and_then(|index| self.sent.get_mut(index)) {
+            *slot = None;
+            self.in_flight -= 1;
+        }
+        let duplicate = ack.duplicate && token == ack.token;
+        if let Some(entry) = self.window.get(number) {
+            observe(&self.monitor, entry, duplicate, (self.clock)());
+            self.monitor.acknowledged(ack.sequence, entry.position);
+            if duplicate && entry.attempts == 1 && log_now(&mut self.same_id_logged, error::SAME_ID) {
+                let Position { commit_lsn, ordinal, .. } = entry.position;
+                let sequence = ack.sequence;
+                warn!(%commit_lsn, ordinal, sequence, code = %error::SAME_ID, "the stream had an event of this id already; the ids of two events may be the same");
+            }
+        }
+        self.done(number);
+    }
+
     /// Notes that the stream holds an entry already.
     pub(crate) fn found_stored(&mut self, number: u64) {
-        self.cursor += 1;
         self.monitor.metrics.skipped.inc();
+        self.monitor.progress();
         self.done(number);
         self.confirm();
     }
 
-    fn done(&mut self, number: u64) -> Vec<Entry> {
-        let left: Vec<_> = self.window.done(number).collect();
-        self.budget.release(left.len(), left.iter().map(Entry::size).sum());
-        left
+    fn done(&mut self, number: u64) {
+        if let Some(message) = self.window.get(number).and_then(|entry| entry.message.as_ref())
+            && self.mode == PublisherMode::Lanes
+        {
+            self.keys.stored(message.key);
+        }
+        let (events, bytes) = self.window.done(number);
+        self.budget.release(events, bytes);
+    }
+
+    fn index(&self, token: u64) -> Option<usize> {
+        usize::try_from(token.checked_sub(self.first_token)?).ok()
+    }
+
+    fn number(&self, token: u64) -> Option<u64> {
+        self.sent.get(self.index(token)?).copied().flatten()
     }
 
     /// Takes what the broker said, and returns it as a failure of the generation.
     pub(crate) fn rejected(&mut self, rejection: Rejection) -> Fault {
         let Rejection { token, fault } = rejection;
-        let index = token.and_then(|token| token.checked_sub(self.first_token)).and_then(|n| usize::try_from(n).ok());
-        let number = index.and_then(|index| self.sent.get(index)).copied();
-        match (fault.action, number) {
+        match (fault.action, token.and_then(|token| self.number(token))) {
             (Action::Refuse, Some(number)) => {
                 let again = Fault::new(fault.code, Action::Retry, fault.message.clone());
                 self.refuse(number, fault);
@@ -314,7 +416,7 @@ impl Queue {
     }
 
     pub(crate) fn failed(&mut self, fault: &Fault) {
-        self.monitor.sink_fault(fault, EndState::Waiting);
+        self.monitor.sink_fault(fault);
         self.monitor.metrics.publish_retries.with_label_values(&[fault.code.0]).inc();
         let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
         let waiting = self.window.len();

@@ -25,12 +25,14 @@ impl Backoff {
         Self { options, attempts: 0, succeeded: None, random: seed | 1 }
     }
 
-    /// Returns the pause before the next attempt: between nothing and a limit that doubles each time.
-    pub fn next_pause(&mut self, now: Instant) -> Duration {
+    /// Returns the pause before the next attempt: between nothing and a limit that doubles each time, but not
+    /// longer than `within`.
+    pub fn next_pause(&mut self, now: Instant, within: Option<Duration>) -> Duration {
         if self.succeeded.take().is_some_and(|since| now.duration_since(since) >= STABLE) {
             self.attempts = 0;
         }
-        let limit = self.options.min.saturating_mul(1 << self.attempts.min(20)).min(self.options.max);
+        let most = within.unwrap_or(self.options.max).min(self.options.max);
+        let limit = self.options.min.saturating_mul(1 << self.attempts.min(20)).min(most);
         self.attempts = self.attempts.saturating_add(1);
         limit.mul_f64(self.fraction())
     }
@@ -69,26 +71,28 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_up_to_the_cap_and_never_pass_it() {
         let mut backoff = Backoff::new(OPTIONS, 7);
-        let pauses: Vec<_> = (0..40).map(|_| backoff.next_pause(Instant::now())).collect();
+        let pauses: Vec<_> = (0..40).map(|_| backoff.next_pause(Instant::now(), None)).collect();
         assert!(pauses.iter().all(|pause| *pause <= OPTIONS.max));
         assert!(pauses[0] <= OPTIONS.min);
         assert!(pauses[20..].iter().any(|pause| *pause > Duration::from_secs(2)), "{pauses:?}");
+        let within = Duration::from_millis(500);
+        assert!((0..40).all(|_| backoff.next_pause(Instant::now(), Some(within)) <= within));
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_a_success_that_holds_makes_the_next_failure_a_first_one() {
         let mut backoff = Backoff::new(OPTIONS, 7);
         for _ in 0..10 {
-            backoff.next_pause(Instant::now());
+            backoff.next_pause(Instant::now(), None);
         }
         backoff.succeeded(Instant::now());
         tokio::time::advance(Duration::from_secs(1)).await;
-        backoff.next_pause(Instant::now());
+        backoff.next_pause(Instant::now(), None);
         assert_eq!(backoff.attempts(), 11);
 
         backoff.succeeded(Instant::now());
         tokio::time::advance(STABLE).await;
-        assert!(backoff.next_pause(Instant::now()) <= OPTIONS.min);
+        assert!(backoff.next_pause(Instant::now(), None) <= OPTIONS.min);
         assert_eq!(backoff.attempts(), 1);
     }
 }

@@ -51,6 +51,7 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
             budget: Arc::clone(&budget),
             monitor: Arc::clone(&monitor),
             confirmed: confirmed.clone(),
+            resume: None,
         };
         let queue = Queue::new(QueueOptions {
             items: receiver,
@@ -70,7 +71,7 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
     ///
     /// # Errors
     ///
-    /// A fault that only a person can mend. What was stored until then was confirmed.
+    /// A fault that only a person can mend.
     ///
     /// # Cancel safety
     ///
@@ -78,8 +79,10 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
     pub async fn run(self, stop: watch::Receiver<bool>) -> Result<Stopped, Fault> {
         let Self { mut intake, mut lane, items, confirmed } = self;
         let result = tokio::try_join!(intake.run(items, stop), lane.run());
-        let confirmed = *confirmed.borrow();
-        if let Err(fault) = intake.source.close(confirmed).await {
+        let lsn = *confirmed.borrow();
+        // After a fault nobody knows what the server's position would mean: it is told nothing more.
+        let last = if result.is_ok() { intake.confirmed_as(lsn) } else { None };
+        if let Err(fault) = intake.source.close(last).await {
             warn!(code = %fault.code, error = fault.summary(), "the last position may not have been taken");
         }
         let ((), drained) = result?;
@@ -87,7 +90,7 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
             let fault = Fault::new(error::NOT_DRAINED, Action::Retry, "stopped with events unacknowledged");
             warn!(code = %fault.code, "{fault}");
         }
-        info!(confirmed = %confirmed.unwrap_or(Lsn::ZERO), drained, "stopped");
-        Ok(Stopped { confirmed, drained })
+        info!(confirmed = %lsn.unwrap_or(Lsn::ZERO), drained, "stopped");
+        Ok(Stopped { confirmed: lsn, drained })
     }
 }

@@ -17,7 +17,8 @@ use crate::{Fault, OutboundMessage, Position};
 /// generation messages carry the tokens 0, 1, 2, … in the order of [`send`](Self::send), and:
 ///
 /// - a message is stored only if all earlier ones of its generation are stored (by an earlier generation,
-///   too); what was sent before a generation ended may still be stored later, under the same rule;
+///   too); what was sent before a generation ended may still be stored later, under the same rule. In
+///   [`PublisherMode::Lanes`] this rule does not hold, and the caller keeps one message of a key in flight;
 /// - an acknowledgement of a generation that has ended is never given out;
 /// - a message that is in the stream already, by its id, counts as stored.
 ///
@@ -124,6 +125,8 @@ pub enum PublisherMode {
     /// Pipelined, each message naming the sequence that must be the stream's last
     /// (`Nats-Expected-Last-Sequence`), so that whatever follows a lost one is refused.
     Chain,
+    /// One message in flight for each ordering key, many keys at once: for a stream that others write to, too.
+    Lanes,
     /// One message at a time.
     Serial,
 }
@@ -133,12 +136,14 @@ impl fmt::Display for PublisherMode {
         f.write_str(match self {
             Self::Fast => "fast",
             Self::Chain => "chain",
+            Self::Lanes => "lanes",
             Self::Serial => "serial",
         })
     }
 }
 
-/// An acknowledgement: the message and all before it in its generation are stored.
+/// An acknowledgement: the message and all before it in its generation are stored. In
+/// [`PublisherMode::Lanes`] it is about the message alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
     /// The message's token.

@@ -7,6 +7,15 @@ use waljet_pgoutput::Lsn;
 
 use crate::{Fault, History, Position};
 
+/// How far everything is stored, and in which history that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirmed {
+    /// The cluster and timeline that the position belongs to.
+    pub history: History,
+    /// The end of a commit, or a keepalive's position.
+    pub lsn: Lsn,
+}
+
 /// A source of committed changes: one replication slot.
 ///
 /// # Contract
@@ -22,8 +31,9 @@ use crate::{Fault, History, Position};
 pub trait Source: Send {
     /// Connects, verifies that the server is the one it should be, and starts streaming.
     ///
-    /// `resume` is the last confirmed position of this process, or `None` on the first call: then the
-    /// slot's own position counts. Replaces a connection that is there.
+    /// `resume` is how far this process has confirmed, or `None` on the first call: then the slot's own
+    /// position counts. Before the server hears of the position, it is made sure that it belongs to the server's
+    /// history. Replaces a connection that is there.
     ///
     /// # Errors
     ///
@@ -32,7 +42,7 @@ pub trait Source: Send {
     /// # Cancel safety
     ///
     /// A cancelled call leaves the source unconnected.
-    fn connect(&mut self, resume: Option<Lsn>) -> impl Future<Output = Result<Identity, Fault>> + Send;
+    fn connect(&mut self, resume: Option<Confirmed>) -> impl Future<Output = Result<Identity, Fault>> + Send;
 
     /// Waits for the next frame.
     ///
@@ -49,12 +59,13 @@ pub trait Source: Send {
     /// Sets the position to be reported as flushed, which never goes back. Does not wait.
     fn report(&mut self, flushed: Lsn);
 
-    /// Reports `flushed` a last time, waits until the server has taken it, and disconnects.
+    /// Reports `flushed` a last time, waits until the server has taken it, and disconnects. A server of another
+    /// history is told nothing.
     ///
     /// # Errors
     ///
     /// The server did not take the position in time; it will then send some transactions again.
-    fn close(&mut self, flushed: Option<Lsn>) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn close(&mut self, flushed: Option<Confirmed>) -> impl Future<Output = Result<(), Fault>> + Send;
 }
 
 /// One thing that a source says.
@@ -85,6 +96,9 @@ pub struct Identity {
     pub switch_points: Vec<(u32, Lsn)>,
     /// The slot's confirmed position when the connection was made.
     pub slot_confirmed: Lsn,
+    /// Whether another reader had the slot since this source read it last, and moved it: the events up to its
+    /// position were that reader's to store.
+    pub handed_over: bool,
 }
 
 impl Identity {
@@ -112,6 +126,7 @@ mod tests {
             wal_end: Lsn(1000),
             switch_points: vec![(1, Lsn(100)), (2, Lsn(500))],
             slot_confirmed: Lsn(600),
+            handed_over: false,
         }
     }
 

@@ -200,7 +200,8 @@ impl Monitor {
         }
     }
 
-    pub(crate) fn turn(&self) {
+    /// Says that the loop turns.
+    pub fn turn(&self) {
         self.lock().last_turn = Instant::now();
     }
 
@@ -218,10 +219,11 @@ impl Monitor {
         state.source.confirmed_lsn = state.source.confirmed_lsn.max(Some(confirmed));
     }
 
-    pub(crate) fn source_fault(&self, fault: &Fault) {
+    /// Notes a fault, and returns what the end was doing until then.
+    pub(crate) fn source_fault(&self, fault: &Fault) -> EndState {
         let mut state = self.lock();
-        state.source.state = EndState::Waiting;
         report(&mut state.source.fault, fault);
+        std::mem::replace(&mut state.source.state, EndState::Waiting)
     }
 
     pub(crate) fn received(&self, lsn: Lsn) {
@@ -242,7 +244,6 @@ impl Monitor {
         let mut state = self.lock();
         let sink = &mut state.sink;
         sink.state = EndState::Open;
-        sink.fault = None;
         sink.stream = Some(opened.stream.clone());
         sink.mode = Some(opened.mode);
         sink.generation += 1;
@@ -250,19 +251,41 @@ impl Monitor {
             sink.last_position = Some(*tail);
             sink.last_sequence = Some(opened.last_sequence);
         }
-        state.last_progress = Instant::now();
+        // With something pending, only its acknowledgement shows that the fault is over.
+        if state.window.events == 0 {
+            state.sink.fault = None;
+        }
     }
 
-    pub(crate) fn sink_fault(&self, fault: &Fault, end: EndState) {
+    pub(crate) fn sink_fault(&self, fault: &Fault) {
         let mut state = self.lock();
-        state.sink.state = end;
+        state.sink.state = EndState::Waiting;
         report(&mut state.sink.fault, fault);
     }
 
     pub(crate) fn acknowledged(&self, sequence: u64, position: Position) {
         let mut state = self.lock();
-        state.sink.last_sequence = Some(sequence);
-        state.sink.last_position = Some(position);
+        let sink = &mut state.sink;
+        sink.last_sequence = Some(sequence);
+        sink.last_position = Some(position);
+        sink.state = EndState::Open;
+        sink.fault = None;
+        state.last_progress = Instant::now();
+    }
+
+    /// Notes an event that cannot be published; the same one again changes nothing.
+    pub(crate) fn sink_blocked(&self, fault: &Fault) {
+        let mut state = self.lock();
+        let known = state.sink.fault.as_ref().is_some_and(|known| known.code == fault.code.0);
+        if std::mem::replace(&mut state.sink.state, EndState::Blocked) != EndState::Blocked || !known {
+            report(&mut state.sink.fault, fault);
+        }
+    }
+
+    /// Notes that something pending was found stored.
+    pub(crate) fn progress(&self) {
+        let mut state = self.lock();
+        state.sink.fault = None;
         state.last_progress = Instant::now();
     }
 

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use waljet_pgoutput::{
-    Commit, DecodeError, Decoder, Insert, Lsn, Message, Oid, ProtocolVersion, Streaming, Timestamp, Tuple,
+    Commit, DecodeError, Decoder, Insert, Lsn, Message, Oid, ProtocolVersion, Relation, Streaming, Timestamp, Tuple,
 };
 
 use crate::error;
 use crate::outbox::Mapping;
 use crate::{
-    Action, EventError, Fault, HeaderOptions, History, OutboundMessage, OutboxEvent, OutboxOptions, Position, Route,
-    headers,
+    Action, EventError, Fault, HeaderOptions, History, OrderingKey, OutboundMessage, OutboxEvent, OutboxOptions,
+    Position, Route, headers,
 };
 
 /// What one message of the source comes to.
@@ -75,6 +75,8 @@ pub struct Assembler {
     history: History,
     decoder: Decoder,
     relations: HashMap<Oid, Option<Result<Mapping, EventError>>>,
+    /// The outbox table, once a row of it came.
+    outbox_oid: Option<Oid>,
     open: Option<Transaction>,
     /// The last change that was given out, over all connections: what comes again at or before it is skipped.
     given_out: Option<(Lsn, u64)>,
@@ -100,6 +102,7 @@ impl Assembler {
             history: History { system_id: 0, timeline: 0 },
             decoder: Decoder::new(ProtocolVersion::V1, Streaming::Off),
             relations: HashMap::new(),
+            outbox_oid: None,
             open: None,
             given_out: None,
             last_commit_lsn: Lsn::ZERO,
@@ -115,6 +118,11 @@ impl Assembler {
         self.last_commit_lsn = Lsn::ZERO;
     }
 
+    /// Forgets what was given out: another reader had the slot, and what it left comes as to a new process.
+    pub fn forget(&mut self) {
+        self.given_out = None;
+    }
+
     /// Returns whether a transaction has begun and not ended: then no keepalive position may be confirmed.
     #[must_use]
     pub fn in_transaction(&self) -> bool {
@@ -127,17 +135,13 @@ impl Assembler {
     ///
     /// The message cannot be decoded or breaks the protocol; nothing after it may be confirmed.
     pub fn step(&mut self, data: Bytes) -> Result<Step, Fault> {
+        let frame = data.len();
         let message = self.decoder.decode(data).map_err(undecodable)?;
         match message {
-            Message::Insert(insert) => self.insert(&insert),
+            Message::Insert(insert) => self.insert(&insert, frame),
             Message::Begin(begin) => self.begin(begin.final_lsn, begin.commit_time),
             Message::Commit(commit) => self.commit(&commit),
-            Message::Relation(relation) => {
-                let mapping =
-                    Mapping::is_outbox(&self.outbox, &relation).then(|| Mapping::new(&self.outbox, &relation));
-                self.relations.insert(relation.oid, mapping);
-                Ok(Step::Nothing)
-            }
+            Message::Relation(relation) => self.relation(&relation),
             Message::Update(update) => self.ignore(&[update.relation], Operation::Update),
             Message::Delete(delete) => self.ignore(&[delete.relation], Operation::Delete),
             Message::Truncate(truncate) => self.ignore(&truncate.relations, Operation::Truncate),
@@ -160,6 +164,17 @@ impl Assembler {
                 "a message of a transaction that is not committed, although streaming and two_phase are off",
             )),
         }
+    }
+
+    fn relation(&mut self, relation: &Relation) -> Result<Step, Fault> {
+        let mapping = Mapping::is_outbox(&self.outbox, relation).then(|| Mapping::new(&self.outbox, relation));
+        if mapping.is_some() {
+            self.outbox_oid = Some(relation.oid);
+        } else if self.outbox_oid == Some(relation.oid) {
+            return Err(renamed(&self.outbox, relation));
+        }
+        self.relations.insert(relation.oid, mapping);
+        Ok(Step::Nothing)
     }
 
     fn begin(&mut self, commit_lsn: Lsn, commit_time: Timestamp) -> Result<Step, Fault> {
@@ -190,7 +205,7 @@ impl Assembler {
         Ok(if relations.iter().any(is_outbox) { Step::Ignored(operation) } else { Step::Nothing })
     }
 
-    fn insert(&mut self, insert: &Insert) -> Result<Step, Fault> {
+    fn insert(&mut self, insert: &Insert, frame: usize) -> Result<Step, Fault> {
         let (position, commit_time) = self.next_ordinal("an Insert")?;
         let mapping = match self.relations.get(&insert.relation) {
             None => return Err(broken(&format!("an Insert into relation {} before its Relation", insert.relation))),
@@ -203,7 +218,10 @@ impl Assembler {
         }
         self.given_out = Some(place);
         let message = match mapping {
-            Ok(mapping) => self.message(mapping, &insert.new, position, commit_time),
+            Ok(mapping) => self.message(mapping, &insert.new, position, commit_time).map(|mut message| {
+                message.payload = unpinned(message.payload, frame);
+                message
+            }),
             Err(error) => Err(error.clone()),
         };
         Ok(match message {
@@ -237,6 +255,7 @@ impl Assembler {
             commit_time,
             subject,
             headers,
+            key: OrderingKey::of(&event.aggregate_type, &event.aggregate_id),
             id: event.id,
             row_headers,
             payload: event.payload.unwrap_or_default(),
@@ -270,6 +289,15 @@ impl Assembler {
     }
 }
 
+/// Payloads below this are copied out of the buffer that the socket was read into.
+const SMALL: usize = 16 * 1024;
+
+/// A slice keeps its whole buffer alive: the other columns of its row, and the rows beside it, which nobody accounts
+/// for. A payload that is small, or the lesser part of its row, is copied, so that the window's bytes are what it holds.
+fn unpinned(payload: Bytes, frame: usize) -> Bytes {
+    if payload.len() < SMALL.max(frame / 2) { Bytes::copy_from_slice(&payload) } else { payload }
+}
+
 fn undecodable(error: DecodeError) -> Fault {
     Fault::new(error::UNDECODABLE, Action::Retry, "a message of the replication stream could not be decoded")
         .hint("report it with the PostgreSQL version; until then nothing past it is confirmed")
@@ -279,6 +307,17 @@ fn undecodable(error: DecodeError) -> Fault {
 fn broken(what: &str) -> Fault {
     Fault::new(error::PROTOCOL, Action::Retry, format!("the replication stream held {what}"))
         .hint("report it with the PostgreSQL version; until then nothing past it is confirmed")
+}
+
+fn renamed(outbox: &OutboxOptions, relation: &Relation) -> Fault {
+    let OutboxOptions { schema, table, .. } = outbox;
+    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (now_schema, now_table) = (name(relation.schema_name()), name(&relation.name));
+    let message = format!("table {schema}.{table} was renamed: its rows now come as {now_schema}.{now_table}");
+    let hint = format!(
+        "to go on with it, set outbox.table = \"{now_schema}.{now_table}\" and start the relay again; it takes up these rows"
+    );
+    Fault::new(error::OUTBOX_RENAMED, Action::Retry, message).hint(hint)
 }
 
 fn refused(outbox: &OutboxOptions, position: Position, error: EventError) -> Fault {

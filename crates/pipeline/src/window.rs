@@ -25,8 +25,9 @@ pub(crate) struct Entry {
     pub(crate) sent_at: Option<Instant>,
     /// How often it was handed to the connection.
     pub(crate) attempts: u32,
+    /// Whether it is stored; it stays while something before it is not.
+    pub(crate) done: bool,
     size: usize,
-    done: bool,
 }
 
 /// Why an event is not sent.
@@ -81,17 +82,30 @@ impl Window {
         self.settle();
     }
 
-    /// Notes that an entry is stored. Gives out the entries that leave the front for it.
-    pub(crate) fn done(&mut self, number: u64) -> impl Iterator<Item = Entry> + use<> {
+    /// Notes that an entry is stored. Returns how many entries and bytes leave the front for it.
+    pub(crate) fn done(&mut self, number: u64) -> (usize, usize) {
         if let Some(entry) = self.get_mut(number) {
             entry.done = true;
         }
-        let leaving = self.entries.iter().take_while(|entry| entry.done).count();
-        let left: Vec<_> = self.entries.drain(..leaving).collect();
-        self.front += left.len() as u64;
-        self.bytes -= left.iter().map(|entry| entry.size).sum::<usize>();
+        let (mut entries, mut bytes) = (0, 0);
+        while self.entries.front().is_some_and(|entry| entry.done) {
+            entries += 1;
+            bytes += self.entries.pop_front().map_or(0, |entry| entry.size);
+        }
+        self.front += entries as u64;
+        self.bytes -= bytes;
         self.settle();
-        left.into_iter()
+        (entries, bytes)
+    }
+
+    /// Drops all entries and marks. Returns how many entries and bytes they were.
+    pub(crate) fn clear(&mut self) -> (usize, usize) {
+        let dropped = (self.entries.len(), self.bytes);
+        self.front += dropped.0 as u64;
+        self.entries.clear();
+        self.marks.clear();
+        self.bytes = 0;
+        dropped
     }
 
     /// Returns the position up to which everything is done: the end of a commit, or a keepalive's.
@@ -163,13 +177,6 @@ impl Window {
     }
 }
 
-impl Entry {
-    /// What the entry takes of the budget.
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-}
-
 /// The bounds of a window, shared between the half that fills it and the half that empties it.
 ///
 /// An event that is larger than all bytes is let in when nothing else is there.
@@ -227,7 +234,7 @@ mod tests {
     use waljet_pgoutput::Timestamp;
 
     use super::*;
-    use crate::{History, Subject};
+    use crate::{History, OrderingKey, Subject};
 
     fn message(lsn: u64) -> OutboundMessage {
         let history = History { system_id: 1, timeline: 1 };
@@ -235,6 +242,7 @@ mod tests {
             position: Position { history, commit_lsn: Lsn(lsn), ordinal: 0 },
             commit_time: Timestamp(0),
             id: lsn.to_string(),
+            key: OrderingKey::of("order", "1"),
             subject: Subject::new("s".into()).unwrap(),
             headers: Vec::new(),
             row_headers: Vec::new(),
@@ -251,10 +259,10 @@ mod tests {
         window.mark(Lsn(11));
         window.admit(message(20), now);
         window.mark(Lsn(21));
-        assert_eq!(window.done(1).count(), 0);
-        assert_eq!(window.done(2).count(), 0);
+        assert_eq!(window.done(1).0, 0);
+        assert_eq!(window.done(2).0, 0);
         assert_eq!(window.confirmed(), None);
-        assert_eq!(window.done(0).count(), 3);
+        assert_eq!(window.done(0).0, 3);
         assert_eq!(window.confirmed(), Some(Lsn(21)));
         assert_eq!((window.len(), window.bytes()), (0, 0));
     }
@@ -263,7 +271,7 @@ mod tests {
     async fn an_open_transaction_confirms_nothing_of_itself() {
         let mut window = Window::default();
         window.admit(message(10), Instant::now());
-        assert_eq!(window.done(0).count(), 1);
+        assert_eq!(window.done(0).0, 1);
         assert_eq!(window.confirmed(), None);
         window.mark(Lsn(11));
         assert_eq!(window.confirmed(), Some(Lsn(11)));
@@ -277,7 +285,7 @@ mod tests {
             window.mark(Lsn(lsn));
         }
         assert_eq!(window.marks.len(), 1);
-        window.done(0).for_each(drop);
+        window.done(0);
         assert_eq!(window.confirmed(), Some(Lsn(99_999)));
     }
 
@@ -316,7 +324,7 @@ mod tests {
                     break;
                 }
                 let number = pending.swap_remove(random.usize(..pending.len()));
-                window.done(number as u64).for_each(drop);
+                window.done(number as u64);
             }
             prop_assert_eq!(window.bytes(), 0);
         }

@@ -4,13 +4,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 use waljet_pgoutput::{Lsn, Timestamp};
-use waljet_pipeline::testing::{Broker, BrokerFaults, Database, Fence, SourceFaults, Transaction};
+use waljet_pipeline::testing::{Broker, BrokerFaults, Database, Fence, SourceFaults, Transaction, key};
 use waljet_pipeline::{
     Columns, HeaderOptions, Metrics, Monitor, OutboxOptions, Pipeline, PipelineOptions, RetryOptions, Route,
     UnsafeToken, WindowOptions,
@@ -72,10 +73,15 @@ fn faults(random: &mut fastrand::Rng, fence: Fence) -> (BrokerFaults, SourceFaul
         refused: chance(0.5),
         full: chance(0.01),
         // A chain of expected sequences says nothing about what others write in between.
-        foreign: if fence == Fence::OneInFlight { chance(0.1) } else { 0.0 },
+        foreign: if is_shared(fence) { chance(0.1) } else { 0.0 },
     };
     let source = SourceFaults { lost: chance(0.02), refused: chance(0.5) };
     (broker, source)
+}
+
+/// Whether others write to the stream.
+fn is_shared(fence: Fence) -> bool {
+    matches!(fence, Fence::OneInFlight | Fence::OnePerKey)
 }
 
 async fn run(seed: u64, fence: Fence) -> Books {
@@ -83,7 +89,7 @@ async fn run(seed: u64, fence: Fence) -> Books {
     let (broker_faults, source_faults) = faults(&mut random, fence);
     let window = match fence {
         // Longer than any message can be on its way.
-        Fence::OneInFlight => Duration::from_secs(20),
+        Fence::OneInFlight | Fence::OnePerKey => Duration::from_secs(20),
         Fence::ExpectedSequence | Fence::Blind | Fence::Missing => Duration::from_millis(random.u64(100..20_000)),
     };
     let broker = Broker::new(fence, broker_faults, window, random.u64(..));
@@ -105,8 +111,16 @@ async fn run(seed: u64, fence: Fence) -> Books {
         }
         let life = Duration::from_millis(if healed { 60_000 } else { random.u64(10..15_000) });
         let clean = random.bool();
+        // A server that crashes forgets what it was told, and the relay may live on.
+        let forget = (!healed && random.bool()).then(|| Duration::from_millis(random.u64(1..8_000)));
+        let back_to = Lsn(random.u64(1..database.slot_confirmed().0.max(2)));
         let end = async {
-            tokio::time::sleep(life).await;
+            if let Some(after) = forget.filter(|after| *after < life) {
+                tokio::time::sleep(after).await;
+                database.forget(back_to);
+                database.disconnect();
+            }
+            tokio::time::sleep(life.saturating_sub(forget.unwrap_or_default())).await;
             if clean {
                 stop.send_replace(true);
                 tokio::time::sleep(Duration::from_secs(10)).await;
@@ -126,19 +140,21 @@ async fn run(seed: u64, fence: Fence) -> Books {
             break;
         }
     }
-    books(&database.ledger(), &broker.stored(), database.violations())
+    books(&database.ledger(), &broker.stored(), database.violations(), fence)
 }
 
-fn books(committed: &[String], stored: &[String], violations: Vec<String>) -> Books {
-    let place = |id: &String| committed.iter().position(|known| known == id).unwrap();
-    let mut seen = std::collections::HashSet::new();
-    let firsts: Vec<_> = stored.iter().filter(|id| seen.insert(*id)).map(place).collect();
-    Books {
-        lost: committed.len() - seen.len(),
-        doubled: stored.len() - seen.len(),
-        reordered: firsts.windows(2).filter(|pair| pair[0] > pair[1]).count(),
-        violations,
+fn books(committed: &[String], stored: &[String], violations: Vec<String>, fence: Fence) -> Books {
+    let places: HashMap<_, _> = committed.iter().zip(0..).collect();
+    let mut seen = HashSet::new();
+    let mut last: HashMap<String, usize> = HashMap::new();
+    let mut reordered = 0;
+    for id in stored.iter().filter(|id| seen.insert(*id)) {
+        let order = if fence == Fence::OnePerKey { key(id) } else { String::new() };
+        let before = last.insert(order, places[id]);
+        reordered += usize::from(before.is_some_and(|before| before > places[id]));
     }
+    let (lost, doubled) = (committed.len() - seen.len(), stored.len() - seen.len());
+    Books { lost, doubled, reordered, violations }
 }
 
 fn simulate(seed: u64, fence: Fence) -> Books {
@@ -169,6 +185,11 @@ fn whatever_fails_every_event_is_stored_once_and_in_order() {
 #[test]
 fn beside_another_publisher_one_message_at_a_time_is_stored_once_and_in_order() {
     check(Fence::OneInFlight);
+}
+
+#[test]
+fn beside_another_publisher_one_message_of_each_key_is_stored_once_and_in_the_order_of_its_key() {
+    check(Fence::OnePerKey);
 }
 
 #[test]

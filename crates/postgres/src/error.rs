@@ -65,6 +65,8 @@ pub const SLOT_MOVED: Code = Code("slot-moved");
 pub const SLOT_BLOCKED: Code = Code("slot-blocked");
 /// A slot cannot be moved back.
 pub const SLOT_ADVANCE: Code = Code("slot-advance");
+/// The address leads to another cluster than before.
+pub const OTHER_CLUSTER: Code = Code("other-cluster");
 /// The server has less WAL than was confirmed.
 pub const WAL_BEHIND: Code = Code("wal-behind");
 /// WAL that the slot needs is gone.
@@ -148,7 +150,7 @@ pub const CODES: &[(Code, &str)] = &[
     ),
     (
         SLOT_MISSING,
-        "The replication slot does not exist. If the relay never ran, `waljet init` creates it; if it did, events committed since its last position are not in any slot and must be brought by hand.",
+        "The replication slot does not exist. If the relay never ran, `waljet init` creates it. If it did, events committed since its last position are in no slot, and `waljet run` ends with exit code 4: compare the table with the stream, bring what is missing by hand, then `waljet slot create` and `waljet run --accept-gap`.",
     ),
     (
         SLOT_ACTIVE,
@@ -165,11 +167,11 @@ pub const CODES: &[(Code, &str)] = &[
     ),
     (
         SLOT_INVALIDATED,
-        "The server removed WAL that the slot still needed and invalidated the slot: events are missing from it. Drop it, create it again and bring the missing events from the table.",
+        "The server removed WAL that the slot still needed and invalidated the slot: events are missing from it. Compare the table with the stream, bring what is missing by hand, then `waljet slot drop --yes`, `waljet slot create` and `waljet run --accept-gap`.",
     ),
     (
         SLOT_MOVED,
-        "The slot's confirmed position lies past what this relay confirmed: somebody else read or advanced it. Events in between were not published; see `waljet replay`.",
+        "The slot's confirmed position lies past what this relay confirmed: somebody else read or advanced it. Events in between were not published: find the other reader, bring them from the table, then start the relay again.",
     ),
     (
         SLOT_BLOCKED,
@@ -177,8 +179,14 @@ pub const CODES: &[(Code, &str)] = &[
     ),
     (SLOT_ADVANCE, "A slot's confirmed position only moves forward. Choose a position past the current one."),
     (
+        OTHER_CLUSTER,
+        "The server has another system identifier than the one that the relay read from before: another cluster answers \
+         at the address. Nothing was told to its slot. Correct `postgres.url`, or find out what was done to the database; \
+         started again, the relay compares the stream with the database first.",
+    ),
+    (
         WAL_BEHIND,
-        "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. See `waljet seek`.",
+        "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. Compare the table with the stream, then start the relay again; it compares them first.",
     ),
     (
         WAL_REMOVED,
@@ -300,8 +308,11 @@ impl Error for ServerError {}
 
 fn own_hint(code: Code) -> Option<&'static str> {
     Some(match code {
+        AUTHENTICATION => {
+            "correct role and password (postgres.url, or postgres.user and postgres.password), or let this client in by pg_hba.conf"
+        }
+        DATABASE_MISSING => "correct the database in postgres.url, or postgres.dbname; or create it",
         POOLER => "connect to PostgreSQL directly, not to a pooler",
-        AUTHENTICATION => "verify user and password of [postgres], and the pg_hba.conf lines of the server",
         PRIVILEGE => "ALTER ROLE … REPLICATION; or grant what the message names",
         WAL_LEVEL => "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         TOO_MANY_CONNECTIONS => "raise max_connections or max_wal_senders, or end idle sessions",

@@ -135,7 +135,7 @@ impl SlotState {
         let at = self.confirmed_flush.map_or_else(|| "an unrecorded position".to_owned(), |lsn| lsn.to_string());
         let message = format!("slot {name:?} was invalidated ({reason}); events committed since {at} are not in it");
         let hint = format!(
-            "SELECT pg_drop_replication_slot({}); then waljet init, and bring the missing events from the table",
+            "SELECT pg_drop_replication_slot({}); then waljet slot create, and bring the missing events from the table",
             quote_literal(name)
         );
         Some(Fault::new(SLOT_INVALIDATED, Action::Gap, message).hint(hint))
@@ -335,13 +335,16 @@ pub(crate) async fn advance_with(control: &Control, name: &str, to: Lsn) -> Resu
     if to < from {
         let message = format!("slot {name:?} cannot be moved back from {from} to {to}");
         return Err(Fault::new(SLOT_ADVANCE, Action::Halt, message)
-            .hint("waljet replay brings events again without moving the slot"));
+            .hint("choose a position past the current one; a slot never sends again what was confirmed"));
     }
     let sql = format!("SELECT end_lsn FROM pg_replication_slot_advance({}, '{to}')", quote_literal(name));
     let row = control.row(&format!("advance slot {name:?}"), &sql).await?;
     let to = text(&row, "end_lsn").parse().map_err(error::protocol)?;
     Ok(Advanced { from, to })
 }
+
+/// A relay that waits for the slot looks again after this at the latest, so that it takes over soon.
+const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// Makes the fault of a slot that somebody else reads.
 pub(crate) async fn active(control: &Control, name: &str, pid: i32, action: Action) -> Fault {
@@ -351,6 +354,7 @@ pub(crate) async fn active(control: &Control, name: &str, pid: i32, action: Acti
     let who = of.map_or_else(|| format!("pid {pid}"), |name| format!("pid {pid} ({name})"));
     Fault::new(SLOT_ACTIVE, action, format!("slot {name:?} is read by {who}"))
         .hint(format!("stop that reader, or SELECT pg_terminate_backend({pid});"))
+        .retry_within(TAKE_OVER)
 }
 
 /// Makes the fault of a slot that does not exist.

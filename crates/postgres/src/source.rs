@@ -7,16 +7,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use waljet_pgoutput::Lsn;
-use waljet_pipeline::{Action, Fault, Frame, Identity, Source};
+use waljet_pipeline::{Action, Confirmed, Fault, Frame, History, Identity, Source};
 
 use crate::batch::{Batch, Budget};
 use crate::connect::ConnectOptions;
 use crate::control::{Control, text};
 use crate::dial::{HANDSHAKE_TIMEOUT, dial};
-use crate::error::{self, CONNECTION_LOST, SLOT_MISSING, SLOT_MOVED, UNCONFIRMED, WAL_BEHIND};
+use crate::error::{self, CONNECTION_LOST, OTHER_CLUSTER, SLOT_MISSING, SLOT_MOVED, UNCONFIRMED, WAL_BEHIND};
 use crate::publication::{self, TableName};
 use crate::reader::{Closing, Reader, ReaderEnds, ReaderOptions};
-use crate::replication::{self, System};
+use crate::replication;
 use crate::slot::{self, SlotState};
 use crate::watch::{Evidence, Proof, SourceWatch, Watcher};
 use crate::wire::Wire;
@@ -104,7 +104,10 @@ pub struct ReplicationSource {
     reported: Lsn,
     evidence: watch::Sender<Evidence>,
     state: watch::Sender<SourceWatch>,
-    system_id: Option<u64>,
+    /// The history of the last connection.
+    history: Option<History>,
+    /// Whether somebody else was seen to read the slot since the last connection.
+    other_reader: bool,
 }
 
 /// A connection that streams.
@@ -129,7 +132,8 @@ impl ReplicationSource {
             reported: Lsn::ZERO,
             evidence: watch::Sender::default(),
             state: watch::Sender::default(),
-            system_id: None,
+            history: None,
+            other_reader: false,
         }
     }
 
@@ -139,12 +143,12 @@ impl ReplicationSource {
         self.state.subscribe()
     }
 
-    async fn open(&mut self, resume: Option<Lsn>) -> Result<Identity, Fault> {
+    async fn open(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
         let options = self.options.clone();
         slot::validate_name(&options.slot)?;
         let control = Control::connect(&options.connect).await?;
         let limits = Limits::read(&control, &options).await?;
-        let slot = self.verify_slot(&control, resume).await?;
+        let slot = self.verify_slot(&control, resume.map(|resume| resume.lsn)).await?;
         let membership = publication::inspect(&control, &options.publication, &options.table).await?;
         if let Some(fault) = membership
             .fault(&options.publication, &options.table)
@@ -157,30 +161,33 @@ impl ReplicationSource {
         let mut wire = Wire::start(stream, &options.connect, end_point, HANDSHAKE_TIMEOUT).await?;
         let system = replication::identify_system(&mut wire).await?;
         let switch_points = replication::switch_points(&mut wire, system.history.timeline).await?;
-        verify_resume(&options.slot, resume, &slot, &system)?;
         let slot_confirmed = slot.confirmed_flush.unwrap_or(Lsn::ZERO);
+        let identity = Identity {
+            history: system.history,
+            wal_end: system.wal_end,
+            switch_points,
+            slot_confirmed,
+            handed_over: self.other_reader && resume.is_some_and(|resume| slot_confirmed > resume.lsn),
+        };
+        // All before the first status: what it says moves the slot of whatever server this is.
+        verify_resume(&options.slot, resume, &identity)?;
         let messages = options.messages == Messages::On;
-        let from = resume.unwrap_or(Lsn::ZERO);
+        let from = resume.map_or(Lsn::ZERO, |resume| resume.lsn);
         replication::start(&mut wire, &options.slot, &options.publication, messages, from).await?;
-        tracing::info!(
-            slot = options.slot,
-            publication = options.publication,
-            server = %control.endpoint,
-            from = %from.max(slot_confirmed),
-            "replication started"
-        );
-        // Readings of another cluster prove nothing here.
-        if self.system_id.replace(system.history.system_id).is_some_and(|id| id != system.history.system_id) {
+        tracing::debug!(server = %control.endpoint, from = %from.max(slot_confirmed), "streaming");
+        // Readings of another history prove nothing here.
+        if self.history.replace(system.history).is_some_and(|history| history != system.history) {
             self.evidence.send_replace(Evidence::default());
         }
+        self.other_reader = false;
         // Not the greater one: a position of another cluster must not be reported to this one.
         self.reported = from;
         self.session = Some(self.spawn(control, wire, from.max(slot_confirmed), limits));
-        Ok(Identity { history: system.history, wal_end: system.wal_end, switch_points, slot_confirmed })
+        Ok(identity)
     }
 
     /// Reads the slot and makes sure that it can be streamed from.
-    async fn verify_slot(&self, control: &Control, resume: Option<Lsn>) -> Result<SlotState, Fault> {
+    async fn verify_slot(&mut self, control: &Control, resume: Option<Lsn>) -> Result<SlotState, Fault> {
         let name = &self.options.slot;
         let missing = |fault: Fault| match resume {
             // It was there when this process confirmed that position: what came since is in no slot.
@@ -198,7 +205,10 @@ impl ReplicationSource {
             return Err(fault);
         }
         match slot.active_pid {
-            Some(pid) => Err(slot::active(control, name, pid, Action::Retry).await),
+            Some(pid) => {
+                self.other_reader = true;
+                Err(slot::active(control, name, pid, Action::Retry).await)
+            }
             None => Ok(slot),
         }
     }
@@ -238,7 +248,7 @@ impl ReplicationSource {
 }
 
 impl Source for ReplicationSource {
-    async fn connect(&mut self, resume: Option<Lsn>) -> Result<Identity, Fault> {
+    async fn connect(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
         self.session = None;
         // Large, and only awaited once in a while.
         Box::pin(self.open(resume)).await
@@ -276,36 +286,52 @@ impl Source for ReplicationSource {
         }
     }
 
-    async fn close(&mut self, flushed: Option<Lsn>) -> Result<(), Fault> {
+    async fn close(&mut self, flushed: Option<Confirmed>) -> Result<(), Fault> {
         let session = self.session.take();
-        let Some(flushed) = flushed.map(|flushed| flushed.max(self.reported)) else { return Ok(()) };
-        self.reported = flushed;
+        let Some(Confirmed { history, lsn }) = flushed else { return Ok(()) };
+        let flushed = Confirmed { history, lsn: lsn.max(self.reported) };
+        self.reported = flushed.lsn;
         let options = self.options.clone();
         timeout(CLOSE_TIMEOUT, Box::pin(confirm(&options, session, flushed))).await.map_err(|_| {
-            unconfirmed(&options.slot, flushed).cause(error::timed_out("close the stream", CLOSE_TIMEOUT))
+            unconfirmed(&options.slot, flushed.lsn).cause(error::timed_out("close the stream", CLOSE_TIMEOUT))
         })?
     }
 }
 
 /// Tells the last position over the stream, then makes sure that the slot has it.
-async fn confirm(options: &SourceOptions, session: Option<Session>, flushed: Lsn) -> Result<(), Fault> {
+async fn confirm(options: &SourceOptions, session: Option<Session>, flushed: Confirmed) -> Result<(), Fault> {
+    let Confirmed { history, lsn } = flushed;
     if let Some(session) = session {
         let (done, told) = oneshot::channel();
         // A task that is gone has left its fault in the channel; what counts is the slot, read below.
-        if session.closing.send(Closing { flushed, done }).is_ok()
+        if session.closing.send(Closing { flushed: lsn, done }).is_ok()
             && let Ok(Err(fault)) = told.await
         {
             tracing::debug!(error = fault.summary(), "last status was not answered");
         }
     }
-    let failed = |fault: Fault| unconfirmed(&options.slot, flushed).cause(fault);
+    let failed = |fault: Fault| unconfirmed(&options.slot, lsn).cause(fault);
     let control = Control::connect(&options.connect).await.map_err(failed)?;
     let slot = slot::released(&control, &options.slot, Instant::now() + RELEASE_TIMEOUT).await.map_err(failed)?;
-    if slot.confirmed_flush.is_some_and(|confirmed| confirmed >= flushed) {
+    if slot.confirmed_flush.is_some_and(|confirmed| confirmed >= lsn) {
         return Ok(());
     }
-    slot::advance_with(&control, &options.slot, flushed).await.map_err(failed)?;
+    // The address may lead to another server by now, whose slot must not be moved by a position of this one's.
+    let found = identify(options, &control).await.map_err(failed)?;
+    if found != history {
+        let message = format!("{lsn} was confirmed in history {history}, and the server is of {found}");
+        return Err(Fault::new(UNCONFIRMED, Action::Gap, message));
+    }
+    slot::advance_with(&control, &options.slot, lsn).await.map_err(failed)?;
     Ok(())
+}
+
+/// Asks the server that the control connection leads to who it is.
+async fn identify(options: &SourceOptions, control: &Control) -> Result<History, Fault> {
+    let stream = dial(&options.connect, &control.endpoint).await?;
+    let end_point = stream.server_end_point();
+    let mut wire = Wire::start(stream, &options.connect, end_point, HANDSHAKE_TIMEOUT).await?;
+    Ok(replication::identify_system(&mut wire).await?.history)
 }
 
 fn unconfirmed(slot: &str, flushed: Lsn) -> Fault {
@@ -313,26 +339,40 @@ fn unconfirmed(slot: &str, flushed: Lsn) -> Fault {
 }
 
 /// The server takes any start position without a word; what it cannot mean has to be found here.
-fn verify_resume(name: &str, resume: Option<Lsn>, slot: &SlotState, system: &System) -> Result<(), Fault> {
-    let Some(resume) = resume else { return Ok(()) };
-    if resume > system.wal_end {
+fn verify_resume(name: &str, resume: Option<Confirmed>, server: &Identity) -> Result<(), Fault> {
+    let Some(Confirmed { history, lsn }) = resume else { return Ok(()) };
+    if history.system_id != server.history.system_id {
+        let (before, now) = (history.system_id, server.history.system_id);
+        let message = format!("expected the cluster of system identifier {before}, found {now}");
+        return Err(Fault::new(OTHER_CLUSTER, Action::Gap, message)
+            .hint("correct postgres.url, or find out what was done to the database; then start the relay again"));
+    }
+    if lsn > server.wal_end || !descends(server, history.timeline, lsn) {
+        let Identity { history: History { timeline, .. }, wal_end, .. } = server;
         let message = format!(
-            "the server has WAL up to {}, and {resume} was confirmed: it was restored, or lost WAL in a failover",
-            system.wal_end
+            "{lsn} was confirmed on timeline {}, and the server is on timeline {timeline} with WAL up to {wal_end}: it was \
+             restored, or lost WAL in a failover",
+            history.timeline
         );
-        return Err(Fault::new(WAL_BEHIND, Action::Gap, message)
-            .hint("compare the table with the stream, then start again with postgres.on_gap = \"catch-up\""));
+        return Err(Fault::new(WAL_BEHIND, Action::Gap, message).hint(
+            "compare the table with the stream; the relay goes on with what the server has when it is started again",
+        ));
     }
-    match slot.confirmed_flush {
-        Some(confirmed) if confirmed > resume => {
-            let message = format!(
-                "slot {name:?} stands at {confirmed}, and this relay confirmed {resume}: somebody else read or advanced it"
-            );
-            Err(Fault::new(SLOT_MOVED, Action::Gap, message)
-                .hint("find the other reader; waljet replay brings the events in between, if the table still has them"))
-        }
-        _ => Ok(()),
+    if server.slot_confirmed > lsn && !server.handed_over {
+        let confirmed = server.slot_confirmed;
+        let message = format!(
+            "slot {name:?} stands at {confirmed}, and this relay confirmed {lsn}: somebody else read or advanced it"
+        );
+        return Err(Fault::new(SLOT_MOVED, Action::Gap, message)
+            .hint("find the other reader, and compare the table with the stream; then start the relay again"));
     }
+    Ok(())
+}
+
+/// Whether a position on `timeline` is part of the server's history: its own timeline, or one that it left later.
+fn descends(server: &Identity, timeline: u32, lsn: Lsn) -> bool {
+    let left = |(left, at): &(u32, Lsn)| *left == timeline && lsn <= *at;
+    timeline == server.history.timeline || server.switch_points.iter().any(left)
 }
 
 /// Times that follow from the server's settings.
@@ -366,8 +406,6 @@ impl Limits {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 mod tests {
-    use waljet_pipeline::History;
-
     use super::*;
 
     fn options() -> SourceOptions {
@@ -386,15 +424,29 @@ mod tests {
 
     #[test]
     fn a_start_that_the_server_would_take_without_a_word_is_refused() {
-        let slot = |confirmed| SlotState { confirmed_flush: Some(Lsn(confirmed)), ..SlotState::default() };
-        let system = System { history: History { system_id: 1, timeline: 1 }, wal_end: Lsn(100) };
-        let why = |resume: Option<u64>, confirmed| {
-            verify_resume("w", resume.map(Lsn), &slot(confirmed), &system).err().map(|fault| (fault.code, fault.action))
+        let history = |system_id, timeline| History { system_id, timeline };
+        let server = |timeline, slot_confirmed, handed_over| Identity {
+            history: history(1, timeline),
+            wal_end: Lsn(100),
+            switch_points: vec![(1, Lsn(60))],
+            slot_confirmed: Lsn(slot_confirmed),
+            handed_over,
         };
-        assert_eq!(why(None, 50), None);
-        assert_eq!(why(Some(50), 50), None);
-        assert_eq!(why(Some(100), 50), None);
-        assert_eq!(why(Some(101), 50), Some((WAL_BEHIND, Action::Gap)));
-        assert_eq!(why(Some(49), 50), Some((SLOT_MOVED, Action::Gap)));
+        let why = |resume: Option<(u64, u32, u64)>, server: Identity| {
+            let resume = resume.map(|(id, timeline, lsn)| Confirmed { history: history(id, timeline), lsn: Lsn(lsn) });
+            verify_resume("w", resume, &server).err().map(|fault| (fault.code, fault.action))
+        };
+        assert_eq!(why(None, server(1, 50, false)), None);
+        assert_eq!(why(Some((1, 1, 50)), server(1, 50, false)), None);
+        assert_eq!(why(Some((1, 1, 100)), server(1, 50, false)), None);
+        assert_eq!(why(Some((1, 1, 101)), server(1, 50, false)), Some((WAL_BEHIND, Action::Gap)));
+        assert_eq!(why(Some((1, 1, 49)), server(1, 50, false)), Some((SLOT_MOVED, Action::Gap)));
+        // A standby whose peer had the slot in between takes it as it is.
+        assert_eq!(why(Some((1, 1, 49)), server(1, 50, true)), None);
+        assert_eq!(why(Some((2, 1, 50)), server(1, 50, false)), Some((OTHER_CLUSTER, Action::Gap)));
+        // A promoted server has what was confirmed before it left, and nothing beyond.
+        assert_eq!(why(Some((1, 1, 60)), server(2, 50, false)), None);
+        assert_eq!(why(Some((1, 1, 61)), server(2, 50, false)), Some((WAL_BEHIND, Action::Gap)));
+        assert_eq!(why(Some((1, 3, 50)), server(2, 50, false)), Some((WAL_BEHIND, Action::Gap)));
     }
 }

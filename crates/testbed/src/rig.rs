@@ -130,9 +130,19 @@ impl Rig {
     ///
     /// It cannot be run.
     pub async fn waljet(&self, args: &[&str]) -> Result<Output> {
+        self.waljet_with(&[], args).await
+    }
+
+    /// Runs a command of the relay to its end, with further environment variables.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub async fn waljet_with(&self, env: &[(&str, &str)], args: &[&str]) -> Result<Output> {
         let mut command = Command::new(&self.program);
         command.args(self.args(args)).current_dir(self.folder.path());
         without_ours(&mut command);
+        command.envs(env.iter().copied());
         let shown = args.join(" ");
         let output = tokio::task::spawn_blocking(move || command.output()).await?;
         output.with_context(|| format!("run waljet {shown}"))
@@ -156,15 +166,45 @@ impl Rig {
     ///
     /// It cannot be run.
     pub fn start_relay(&mut self) -> Result<()> {
-        let options = ProgramOptions {
+        self.start_relay_with(&["run"])
+    }
+
+    /// Starts the relay by another command line.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub fn start_relay_with(&mut self, args: &[&str]) -> Result<()> {
+        self.relay = Some(Program::start(self.program_options(args))?);
+        Ok(())
+    }
+
+    /// How the relay is started, for a test that starts another one beside it: with another admin endpoint in its
+    /// environment, and another log.
+    #[must_use]
+    pub fn program_options(&self, args: &[&str]) -> ProgramOptions {
+        ProgramOptions {
             program: self.program.clone(),
-            args: self.args(&["run"]),
+            args: self.args(args),
             env: Vec::new(),
             dir: self.folder.path().to_owned(),
             log: self.log_path(),
-        };
-        self.relay = Some(Program::start(options)?);
-        Ok(())
+        }
+    }
+
+    /// Starts another relay with the same configuration, but without an admin endpoint.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be run.
+    pub fn second_relay(&self) -> Result<Program> {
+        Program::start(ProgramOptions {
+            program: self.program.clone(),
+            args: self.args(&["run"]),
+            env: vec![("WALJET_ADMIN__LISTEN".into(), "off".into())],
+            dir: self.folder.path().to_owned(),
+            log: self.folder.path().join("second.log"),
+        })
     }
 
     /// The relay.

@@ -95,6 +95,21 @@ struct Report {
 }
 
 impl Views {
+    /// Says that the process is alive.
+    pub(crate) fn turn(&self) {
+        self.monitor.turn();
+    }
+
+    /// The sink's own snapshots.
+    pub(crate) fn sink_watch(&self) -> watch::Receiver<SinkWatch> {
+        self.sink.clone()
+    }
+
+    /// Counts a lost connection to NATS.
+    pub(crate) fn count_lost_sink(&self) {
+        self.monitor.metrics.reconnects.with_label_values(&["nats"]).inc();
+    }
+
     /// Takes a snapshot and sets the gauges from it.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let status = self.monitor.status();

@@ -5,6 +5,9 @@ mod config;
 mod demo;
 mod docs;
 mod init;
+#[cfg(test)]
+#[allow(clippy::panic, reason = "a test may fail by panicking")]
+mod mentions;
 mod run;
 mod slot;
 mod status;

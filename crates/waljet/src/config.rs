@@ -1,6 +1,6 @@
 //! Configuration: what is written in a file, the environment and flags becomes what is meant.
 //!
-//! `keys` is the one table of keys. [`file`] and [`environment`] give values, [`resolve`] chooses one a key
+//! `keys` is the one table of keys. [`mod@file`] and [`environment`] give values, [`resolve`] chooses one a key
 //! and reads it, [`check`] looks at keys together, and [`Config`] is the result. Nothing here connects to
 //! anything; the only files read are the configuration and those that hold secrets.
 
@@ -9,7 +9,7 @@ mod check;
 mod environment;
 mod file;
 mod key;
-mod keys;
+pub(crate) mod keys;
 mod origin;
 mod reference;
 mod resolve;

@@ -9,6 +9,7 @@ mod cli;
 mod config;
 mod demo;
 mod error;
+mod gap;
 mod metrics;
 mod preflight;
 mod render;

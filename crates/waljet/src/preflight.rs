@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use waljet_pipeline::{Action, Check, Fault, Finding};
 
 use crate::config::Config;
+use crate::gap;
 use crate::render::{Style, table};
 
 /// What the checks of both ends found.
@@ -19,7 +20,8 @@ impl Preflight {
     /// Makes the checks of both ends at the same time.
     pub(crate) async fn make(config: &Config) -> Self {
         let postgres = waljet_postgres::check(&config.source);
-        let (postgres, nats) = tokio::join!(postgres, waljet_jetstream::check(&config.nats, &config.stream));
+        let (mut postgres, nats) = tokio::join!(postgres, waljet_jetstream::check(&config.nats, &config.stream));
+        gap::look(config, &mut postgres).await;
         Self { postgres, nats }
     }
 

@@ -34,6 +34,8 @@ pub enum Fence {
     ExpectedSequence,
     /// One message at a time. Sound beside other publishers, within the duplicate window.
     OneInFlight,
+    /// One message of each ordering key at a time. Sound beside other publishers, within the duplicate window.
+    OnePerKey,
     /// As [`ExpectedSequence`](Self::ExpectedSequence), but the stream is not read back.
     Blind,
     /// Plain pipelining.
@@ -58,6 +60,8 @@ struct State {
     acks: Vec<(u64, Instant, Result<Ack, Rejection>)>,
     full_until: Instant,
     generations: u64,
+    /// The event that is too large.
+    too_large: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +98,7 @@ impl Broker {
             acks: Vec::new(),
             full_until: Instant::now(),
             generations: 0,
+            too_large: None,
         })))
     }
 
@@ -108,6 +113,11 @@ impl Broker {
         let mut state = self.lock();
         state.faults = BrokerFaults::default();
         state.full_until = Instant::now();
+    }
+
+    /// Sets which event is refused for its size, if any.
+    pub fn too_large(&self, id: Option<&str>) {
+        self.lock().too_large = id.map(str::to_owned);
     }
 
     /// Returns whether the stream holds an event.
@@ -187,7 +197,10 @@ impl State {
 
     fn stored(&self, from: &Position) -> Stored {
         let ours = self.stream.iter().filter_map(|record| Some((&record.id, record.position?)));
-        let mut past = ours.filter(|(_, position)| from.at_or_before(position));
+        let mut past: Vec<_> = ours.filter(|(_, position)| from.at_or_before(position)).collect();
+        // Keys overtake each other; what one read-back returns has to be all up to a position.
+        past.sort_by_key(|(_, position)| (position.commit_lsn, position.ordinal));
+        let mut past = past.into_iter();
         let mut stored = Stored::default();
         if self.fence == Fence::Blind {
             return stored;
@@ -239,7 +252,11 @@ impl Sink for SimulatedSink {
         self.heard = Instant::now();
         Ok(Opened {
             stream: "SIM".to_owned(),
-            mode: PublisherMode::Chain,
+            mode: match state.fence {
+                Fence::OneInFlight => PublisherMode::Serial,
+                Fence::OnePerKey => PublisherMode::Lanes,
+                Fence::ExpectedSequence | Fence::Blind | Fence::Missing => PublisherMode::Chain,
+            },
             last_sequence: self.last_sequence,
             tail: state.stream.iter().rev().find_map(|record| record.position),
             stored: state.stored(from),
@@ -250,6 +267,9 @@ impl Sink for SimulatedSink {
     async fn send(&mut self, token: u64, message: &OutboundMessage) -> Result<(), Fault> {
         let Some(generation) = self.generation else { return Err(fault("no-generation")) };
         let mut state = self.broker.lock();
+        if state.too_large.as_ref() == Some(&message.id) {
+            return Err(Fault::new(Code("message-too-large"), Action::Refuse, "the message is too large"));
+        }
         let faults = state.faults;
         if state.chance(faults.full) {
             let seconds = state.random.u64(1..4);

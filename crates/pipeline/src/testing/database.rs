@@ -11,7 +11,7 @@ use waljet_pgoutput::{
 };
 
 use super::Broker;
-use crate::{Action, Code, Fault, Frame, History, Identity, Position, Source};
+use crate::{Action, Code, Confirmed, Fault, Frame, History, Identity, Position, Source};
 
 /// The history of every simulated database.
 const HISTORY: History = History { system_id: 7_431_000_000_000_000_001, timeline: 1 };
@@ -54,6 +54,7 @@ struct State {
     random: fastrand::Rng,
     broker: Broker,
     violations: Vec<String>,
+    disconnects: u64,
 }
 
 impl Database {
@@ -68,13 +69,21 @@ impl Database {
             random: fastrand::Rng::with_seed(seed),
             broker,
             violations: Vec::new(),
+            disconnects: 0,
         })))
     }
 
     /// Connects a new source to the slot.
     #[must_use]
     pub fn source(&self) -> ScriptedSource {
-        ScriptedSource { database: self.clone(), connected: false, next: 0, queue: VecDeque::new(), told: Lsn::ZERO }
+        ScriptedSource {
+            database: self.clone(),
+            connected: false,
+            disconnects: 0,
+            next: 0,
+            queue: VecDeque::new(),
+            told: Lsn::ZERO,
+        }
     }
 
     /// Ends all faults.
@@ -86,6 +95,11 @@ impl Database {
     pub fn forget(&self, lsn: Lsn) {
         let mut state = self.lock();
         state.slot_confirmed = state.slot_confirmed.min(lsn);
+    }
+
+    /// Ends the connection that there is.
+    pub fn disconnect(&self) {
+        self.lock().disconnects += 1;
     }
 
     /// The slot's confirmed position.
@@ -142,6 +156,8 @@ impl State {
 pub struct ScriptedSource {
     database: Database,
     connected: bool,
+    /// The disconnects that were before the connection was made.
+    disconnects: u64,
     next: usize,
     queue: VecDeque<Frame>,
     told: Lsn,
@@ -152,7 +168,7 @@ fn fault(message: &str) -> Fault {
 }
 
 impl Source for ScriptedSource {
-    async fn connect(&mut self, resume: Option<Lsn>) -> Result<Identity, Fault> {
+    async fn connect(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
         self.connected = false;
         self.queue.clear();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -161,14 +177,21 @@ impl Source for ScriptedSource {
         if state.random.f64() < refused {
             return Err(fault("connection refused"));
         }
-        let start = state.slot_confirmed.max(resume.unwrap_or(Lsn::ZERO));
+        let start = state.slot_confirmed.max(resume.map_or(Lsn::ZERO, |resume| resume.lsn));
         self.next = state.transactions.partition_point(|tx| tx.commit_lsn < start);
         self.connected = true;
+        self.disconnects = state.disconnects;
         for (oid, name) in [(OUTBOX, "outbox"), (FOREIGN, "foreign")] {
             self.queue.push_back(change(start, &Message::Relation(relation(oid, name))));
         }
         let wal_end = state.wal_end();
-        Ok(Identity { history: HISTORY, wal_end, switch_points: Vec::new(), slot_confirmed: state.slot_confirmed })
+        Ok(Identity {
+            history: HISTORY,
+            wal_end,
+            switch_points: Vec::new(),
+            slot_confirmed: state.slot_confirmed,
+            handed_over: false,
+        })
     }
 
     async fn next(&mut self) -> Result<Frame, Fault> {
@@ -179,7 +202,7 @@ impl Source for ScriptedSource {
             let wait = {
                 let mut state = self.database.lock();
                 let lost = state.faults.lost;
-                if state.random.f64() < lost {
+                if state.random.f64() < lost || state.disconnects > self.disconnects {
                     self.connected = false;
                     return Err(fault("connection lost"));
                 }
@@ -211,14 +234,17 @@ impl Source for ScriptedSource {
         }
     }
 
-    async fn close(&mut self, flushed: Option<Lsn>) -> Result<(), Fault> {
-        if let Some(lsn) = flushed.filter(|_| self.connected) {
+    async fn close(&mut self, flushed: Option<Confirmed>) -> Result<(), Fault> {
+        if let Some(Confirmed { lsn, .. }) = flushed.filter(|_| self.connected) {
             self.database.lock().confirm(lsn);
         }
         self.connected = false;
         Ok(())
     }
 }
+
+/// How many ordering keys there are.
+const KEYS: u64 = 7;
 
 /// The columns of the simulated outbox.
 const COLUMNS: [&str; 5] = ["id", "aggregate_type", "aggregate_id", "event_type", "payload"];
@@ -246,13 +272,20 @@ fn frames(tx: &Transaction) -> Vec<Frame> {
     let row = |id: &Option<String>| {
         let (oid, id) = id.as_ref().map_or((FOREIGN, "x"), |id| (OUTBOX, id.as_str()));
         let text = |text: &str| Value::Text(Bytes::copy_from_slice(text.as_bytes()));
-        let values = vec![text(id), text("order"), text("1"), text("created"), text("{}")];
+        let values = vec![text(id), text("order"), text(&key(id)), text("created"), text("{}")];
         Message::Insert(Insert { xid: None, relation: oid, new: Tuple(values) })
     };
     let mut messages = vec![Message::Begin(begin)];
     messages.extend(tx.changes.iter().map(row));
     messages.push(Message::Commit(commit));
     messages.iter().map(|message| change(tx.end_lsn, message)).collect()
+}
+
+/// The key of an event: its number's remainder.
+#[must_use]
+pub fn key(id: &str) -> String {
+    let number = id.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    (number % KEYS).to_string()
 }
 
 fn change(wal_end: Lsn, message: &Message) -> Frame {

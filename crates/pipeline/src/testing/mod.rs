@@ -6,4 +6,4 @@ mod broker;
 mod database;
 
 pub use broker::{Broker, BrokerFaults, Fence, SimulatedSink};
-pub use database::{Database, ScriptedSource, SourceFaults, Transaction};
+pub use database::{Database, ScriptedSource, SourceFaults, Transaction, key};

@@ -9,7 +9,8 @@ use waljet_postgres::{Failover, ProvisionOptions};
 use super::{Global, runtime};
 use crate::config::Config;
 use crate::error::{OUTPUT, halt};
-use crate::render::{Exit, Failure, data};
+use crate::gap;
+use crate::render::{Exit, Failure, data, note};
 
 /// Create what is missing.
 #[derive(Debug, Args)]
@@ -51,11 +52,21 @@ fn options(config: &Config, args: &Init) -> ProvisionOptions {
 
 /// Creates everything; what was done before a fault is said before it.
 async fn create(config: &Config, options: &ProvisionOptions) -> Result<(), Failure> {
-    for done in waljet_postgres::init(options).await? {
+    let steps = waljet_postgres::init(options).await?;
+    // The slot comes last, since rows that are written before table and publication exist would be skipped in it.
+    let new_slot = steps.last().is_some_and(|slot| slot.outcome == waljet_postgres::Outcome::Created);
+    for done in steps {
         say(done.outcome == waljet_postgres::Outcome::Created, &done.what)?;
     }
     for done in waljet_jetstream::init(&config.nats, &config.stream).await? {
         say(done.outcome == waljet_jetstream::Outcome::Created, &done.what)?;
+    }
+    if new_slot && let Some(last) = gap::last_stored(config).await {
+        note(&format!(
+            "warning: slot {:?} is new, and the last event in stream {:?} is at {last}: what was committed in between \
+             is in no slot; compare the ids in the table with Nats-Msg-Id in the stream",
+            options.slot, config.stream.stream
+        ));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `waljet run`: checks both ends, then relays until told to stop.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,11 +8,13 @@ use clap::Args;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
-use waljet_pipeline::{Action, Fault, Finding, Stopped};
+use waljet_jetstream::JetStreamSink;
+use waljet_pipeline::{Action, Fault, Finding, Pipeline, Stopped};
+use waljet_postgres::ReplicationSource;
 
 use super::{Global, runtime};
 use crate::admin::Admin;
-use crate::assemble::{Gap, Relay, Views, assemble};
+use crate::assemble::{Gap, Views, assemble};
 use crate::config::Config;
 use crate::error::{ABORTED, halt};
 use crate::preflight::Preflight;
@@ -35,7 +38,38 @@ pub(crate) fn run(global: &Global, args: &Run) -> Result<Exit, Failure> {
     let config = global.load()?;
     telemetry::start(&config.log).map_err(|fault| Failure::usage([fault]))?;
     let gap = if args.accept_gap { Gap::Accept } else { Gap::Refuse };
-    runtime()?.block_on(relay(&config, gap))
+    let runtime = runtime()?;
+    let result = runtime.block_on(relay(&config, gap));
+    // A look-up of a name that hangs must not hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+/// Says that the process is alive while something else is awaited, such as a server that does not answer.
+async fn turning<F: Future>(views: &Views, other: F) -> F::Output {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    tokio::pin!(other);
+    loop {
+        tokio::select! {
+            biased;
+            output = &mut other => return output,
+            _ = ticks.tick() => views.turn(),
+        }
+    }
+}
+
+/// Counts the connections to NATS that were lost, until it is dropped.
+async fn count_lost(views: &Views) -> Infallible {
+    let mut sink = views.sink_watch();
+    let mut connected = false;
+    while sink.changed().await.is_ok() {
+        let now = sink.borrow_and_update().connected;
+        if connected && !now {
+            views.count_lost_sink();
+        }
+        connected = now;
+    }
+    std::future::pending().await
 }
 
 /// Serves the admin endpoint, checks both ends and moves events.
@@ -55,8 +89,11 @@ async fn relay(config: &Config, gap: Gap) -> Result<Exit, Failure> {
     let result = tokio::select! {
         biased;
         () = shutdown.draining() => Ok(Exit::Done),
-        checked = checked(config) => match checked {
-            Ok(()) => Box::pin(pipeline(relay, &mut shutdown)).await,
+        checked = turning(&relay.views, checked(config)) => match checked {
+            Ok(()) => tokio::select! {
+                result = Box::pin(pipeline(relay.pipeline, &mut shutdown)) => result,
+                never = count_lost(&relay.views) => match never {},
+            },
             Err(failure) => Err(failure),
         },
     };
@@ -112,9 +149,12 @@ async fn checked(config: &Config) -> Result<(), Failure> {
 }
 
 /// Runs the pipeline: the first signal lets it drain, the second drops it.
-async fn pipeline(relay: Relay, shutdown: &mut Shutdown) -> Result<Exit, Failure> {
+async fn pipeline(
+    pipeline: Pipeline<ReplicationSource, JetStreamSink>,
+    shutdown: &mut Shutdown,
+) -> Result<Exit, Failure> {
     let (stop, stopped) = watch::channel(false);
-    let mut running = Box::pin(relay.pipeline.run(stopped));
+    let mut running = Box::pin(pipeline.run(stopped));
     let mut aborting = shutdown.clone();
     loop {
         tokio::select! {
