@@ -6,6 +6,7 @@ mod bounds;
 mod delivery;
 mod documents;
 mod faults;
+mod modes;
 mod privileges;
 mod source_facts;
 mod wrong_things;

@@ -59,6 +59,7 @@ pub(crate) struct StreamConfig {
     pub(crate) sealed: bool,
     pub(crate) no_ack: bool,
     pub(crate) allow_rollup_hdrs: bool,
+    pub(crate) allow_batched: bool,
     pub(crate) mirror: Option<Value>,
     pub(crate) sources: Option<Value>,
     pub(crate) subject_transform: Option<Value>,
@@ -206,35 +207,8 @@ impl Api {
     }
 
     async fn get(&self, stream: &str, query: Value) -> Result<Option<Stored>, ApiError> {
-        #[derive(Deserialize)]
-        struct Reply {
-            message: Raw,
-        }
-        #[derive(Deserialize)]
-        struct Raw {
-            seq: u64,
-            #[serde(default)]
-            hdrs: Option<String>,
-        }
         let subject = format!("STREAM.MSG.GET.{stream}");
-        let answer = self.request_raw(&subject, query.to_string().into()).await?;
-        match parse::<Reply>(&answer) {
-            Ok(Reply { message: Raw { seq, hdrs } }) => {
-                let block = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
-                Ok(Some(Stored {
-                    sequence: seq,
-                    position: header(&block, headers::POSITION).and_then(|value| value.parse().ok()),
-                }))
-            }
-            Err(ApiError::Broker { err_code, .. }) if NO_MESSAGE.contains(&err_code) => Ok(None),
-            // 2.9 answers a deleted sequence with a 404 of the store's own words.
-            Err(ApiError::Broker { err_code: _, description })
-                if description.contains("message") && description.contains("not found") =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        stored(&self.request_raw(&subject, query.to_string().into()).await?)
     }
 
     async fn request<T: DeserializeOwned>(&self, subject: &str, body: Bytes) -> Result<T, ApiError> {
@@ -269,6 +243,37 @@ impl Api {
             Err(_) => silent(&subject, self.timeout),
         };
         Err(ApiError::Other(fault))
+    }
+}
+
+/// Reads an answer to `STREAM.MSG.GET`.
+pub(crate) fn stored(answer: &[u8]) -> Result<Option<Stored>, ApiError> {
+    #[derive(Deserialize)]
+    struct Reply {
+        message: Raw,
+    }
+    #[derive(Deserialize)]
+    struct Raw {
+        seq: u64,
+        #[serde(default)]
+        hdrs: Option<String>,
+    }
+    match parse::<Reply>(answer) {
+        Ok(Reply { message: Raw { seq, hdrs } }) => {
+            let block = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
+            Ok(Some(Stored {
+                sequence: seq,
+                position: header(&block, headers::POSITION).and_then(|value| value.parse().ok()),
+            }))
+        }
+        Err(ApiError::Broker { err_code, .. }) if NO_MESSAGE.contains(&err_code) => Ok(None),
+        // 2.9 answers a deleted sequence with a 404 of the store's own words.
+        Err(ApiError::Broker { err_code: _, description })
+            if description.contains("message") && description.contains("not found") =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

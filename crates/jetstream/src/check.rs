@@ -10,7 +10,7 @@ use crate::api::{Api, ApiError, StreamInfo, inbox_filter};
 use crate::connect::{Connection, Reconnect, listed};
 use crate::options::{DEFAULT_DUPLICATE_WINDOW, NatsOptions, StreamOptions};
 use crate::provision::version;
-use crate::{error, subject};
+use crate::{error, fast, subject};
 
 /// The first version whose stream state and message reads are as the sink needs them.
 const OLDEST: (u64, u64, u64) = (2, 9, 0);
@@ -37,7 +37,7 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
                 Fault::new(error::SERVER_VERSION, Action::Halt, what).hint("upgrade nats-server"),
             )
         }
-        _ => Check::good("nats server version", server.version),
+        _ => Check::good("nats server version", server.version.clone()),
     });
     let api = Api::new(&connection, nats.js_prefix(), nats.connect_timeout);
     match jetstream(&api, &nats.js_prefix()).await {
@@ -63,6 +63,7 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
     ));
     checks.extend(subjects(&info, options));
     checks.extend(overlaps(&api, options).await);
+    checks.push(mode(&server.version, &info, options));
     checks.extend(settings(&info, options));
     if !info.config.no_ack && !info.config.sealed {
         checks.push(permission(connection, options).await);
@@ -109,15 +110,6 @@ fn subjects(info: &StreamInfo, options: &StreamOptions) -> Vec<Check> {
             fault.hint(format!("nats stream edit {stream} --subjects={space:?}")),
         ));
     }
-    let others: Vec<&str> =
-        filters.iter().filter(|filter| !subject::covers(space, filter)).map(String::as_str).collect();
-    if !others.is_empty() {
-        checks.push(Check::warning(
-            "only publisher",
-            format!("stream {stream:?} also takes {}: events are published one at a time", others.join(", ")),
-            format!("give the outbox a stream of its own, or narrow this one: nats stream edit {stream} --subjects={space:?}"),
-        ));
-    }
     checks
 }
 
@@ -137,6 +129,28 @@ async fn overlaps(api: &Api, options: &StreamOptions) -> Option<Check> {
             others.join(", ")
         )),
     ))
+}
+
+/// Tells the mode that `publisher.mode = "auto"` takes.
+fn mode(server: &str, info: &StreamInfo, options: &StreamOptions) -> Check {
+    let (stream, space, name) = (&options.stream, &options.subject_space, "publisher mode");
+    let others = info.config.subjects.iter().map(String::as_str).filter(|filter| !subject::covers(space, filter));
+    let others: Vec<&str> = others.collect();
+    match fast::hindrance(server, info, stream) {
+        None => Check::good(name, "auto is fast: batches that the broker keeps in order"),
+        Some((why, _)) if others.is_empty() => Check::good(name, format!("auto is chain: {why}")),
+        Some((why, hint)) => Check::warning(
+            name,
+            format!(
+                "auto is serial, one event at a time: stream {stream:?} also takes {}, and {why}",
+                others.join(", ")
+            ),
+            format!(
+                "{hint}; or give the outbox a stream of its own, or narrow this one: nats stream edit {stream} \
+                 --subjects={space:?}"
+            ),
+        ),
+    }
 }
 
 /// Looks at the settings that decide whether an event can be stored, found again and recognised.
@@ -378,19 +392,39 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_on_other_subjects_is_a_fault_and_a_wider_one_a_warning() {
-        let of = |subjects: &[&str]| {
-            let config =
-                StreamConfig { subjects: subjects.iter().map(|s| (*s).into()).collect(), ..StreamConfig::default() };
-            let checks = super::subjects(&info(config), &StreamOptions::default());
-            (codes(&checks), checks.iter().any(|check| matches!(check.finding, Finding::Warning { .. })))
+    fn a_stream_on_other_subjects_is_a_fault_and_a_wider_one_is_not() {
+        let of = |subjects: &[&str]| codes(&super::subjects(&on(subjects, false), &StreamOptions::default()));
+        assert_eq!(of(&["outbox.>"]), []);
+        assert_eq!(of(&["outbox.>", "other.>"]), []);
+        assert_eq!(of(&["outbox.*"]), [error::STREAM_SUBJECTS]);
+        assert_eq!(of(&["elsewhere"]), [error::STREAM_SUBJECTS]);
+        assert_eq!(of(&[">"]), [error::STREAM_CAPTURES_REPLIES]);
+        assert_eq!(of(&["outbox.>", "_INBOX.>"]), [error::STREAM_CAPTURES_REPLIES]);
+    }
+
+    fn on(subjects: &[&str], allow_batched: bool) -> StreamInfo {
+        let subjects = subjects.iter().map(|s| (*s).into()).collect();
+        info(StreamConfig { subjects, allow_batched, ..StreamConfig::default() })
+    }
+
+    #[test]
+    fn the_mode_follows_server_and_stream() {
+        let of = |server, subjects: &[&str], allow_batched| match mode(
+            server,
+            &on(subjects, allow_batched),
+            &StreamOptions::default(),
+        )
+        .finding
+        {
+            Finding::Good(text) => text,
+            Finding::Warning { message, .. } => message,
+            Finding::Fault(fault) => fault.message,
         };
-        assert_eq!(of(&["outbox.>"]), (vec![], false));
-        assert_eq!(of(&["outbox.>", "other.>"]), (vec![], true));
-        assert_eq!(of(&["outbox.*"]), (vec![error::STREAM_SUBJECTS], false));
-        assert_eq!(of(&["elsewhere"]), (vec![error::STREAM_SUBJECTS], true));
-        assert_eq!(of(&[">"]), (vec![error::STREAM_CAPTURES_REPLIES], true));
-        assert_eq!(of(&["outbox.>", "_INBOX.>"]), (vec![error::STREAM_CAPTURES_REPLIES], true));
+        assert!(of("2.15.1", &["outbox.>"], true).starts_with("auto is fast"));
+        assert!(of("2.15.1", &["outbox.>", "other.>"], true).starts_with("auto is fast"));
+        assert!(of("2.15.1", &["outbox.>"], false).starts_with("auto is chain"));
+        assert!(of("2.9.10", &["outbox.>"], false).starts_with("auto is chain"));
+        assert!(of("2.9.10", &["outbox.>", "other.>"], false).starts_with("auto is serial"));
     }
 
     #[test]

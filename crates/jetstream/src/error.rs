@@ -52,6 +52,10 @@ pub const RESOURCES: Code = Code("jetstream-resources");
 pub const OVERLOADED: Code = Code("jetstream-overloaded");
 /// The stream's last sequence is not the predicted one.
 pub const FENCE: Code = Code("publish-fence");
+/// A batch ended before its last message.
+pub const BATCH: Code = Code("publish-batch");
+/// The stream takes no batches.
+pub const STREAM_NO_BATCHES: Code = Code("stream-without-batches");
 /// A copy of the message is being stored.
 pub const DUPLICATE_IN_PROCESS: Code = Code("publish-in-process");
 /// An acknowledgement did not come in time.
@@ -164,6 +168,14 @@ pub const CODES: &[(Code, &str)] = &[
         "The stream's last sequence was not the predicted one: something was lost on the way, or another publisher writes to the stream. waljet reads the stream's tail and goes on from there. If it keeps happening, give the outbox a stream of its own.",
     ),
     (
+        BATCH,
+        "The broker ended a batch before its last message: something was lost on the way, or the stream has another leader. waljet reads what the stream holds and goes on from there. In mode `auto`, three times in a row without progress lead to `chain` or `serial` for ten minutes.",
+    ),
+    (
+        STREAM_NO_BATCHES,
+        "`publisher.mode` is `fast`, but the stream takes no fast-ingest batches: they need nats-server 2.14 or newer, and `allow_batched` in the stream's settings. Upgrade or edit the stream, waljet goes on by itself; or set `publisher.mode` to `auto`.",
+    ),
+    (
         DUPLICATE_IN_PROCESS,
         "A copy of the message that was sent earlier is still being stored. waljet sends it again until its outcome is known.",
     ),
@@ -179,7 +191,7 @@ pub const CODES: &[(Code, &str)] = &[
         ACK_STREAM,
         "A message was acknowledged by another stream than the configured one. Remove the subject from that stream with `nats stream edit`.",
     ),
-    (MODE_CHANGE, "The publisher changes between `chain` and `serial` by itself. Nothing is to be done."),
+    (MODE_CHANGE, "The publisher changes between `fast`, `chain` and `serial` by itself. Nothing is to be done."),
     (
         MESSAGE_TOO_LARGE,
         "Headers and payload together exceed the server's `max_payload` or the stream's `max_msg_size`. Raise the limit, and the event is published within 30 s by itself; or write smaller events.",
@@ -224,7 +236,9 @@ pub(crate) fn classify(err_code: u64) -> Verdict {
         10109 => Verdict::Retry(STREAM_SEALED),
         10118 => Verdict::Retry(STREAM_LEADERLESS),
         10158 => Verdict::Retry(DUPLICATE_IN_PROCESS),
-        10167 | 10208 => Verdict::Retry(OVERLOADED),
+        10167 | 10210 | 10211 => Verdict::Retry(OVERLOADED),
+        10205 => Verdict::Retry(STREAM_NO_BATCHES),
+        10208 => Verdict::Retry(BATCH),
         _ => Verdict::Retry(BROKER),
     }
 }
@@ -243,6 +257,7 @@ pub(crate) fn remedy(code: Code, stream: &str) -> Option<String> {
         }
         MESSAGE_TOO_LARGE => format!("raise max_payload of the server and: nats stream edit {stream} --max-msg-size=SIZE"),
         HEADERS_TOO_LARGE => "write fewer or shorter headers".to_owned(),
+        STREAM_NO_BATCHES => format!("nats stream edit {stream} --interactive, and set allow_batched: true"),
         _ => return None,
     })
 }
@@ -290,7 +305,10 @@ mod tests {
             (10158, Verdict::Retry(DUPLICATE_IN_PROCESS)),
             (10164, Verdict::Fence),
             (10167, Verdict::Retry(OVERLOADED)),
-            (10208, Verdict::Retry(OVERLOADED)),
+            (10205, Verdict::Retry(STREAM_NO_BATCHES)),
+            (10208, Verdict::Retry(BATCH)),
+            (10210, Verdict::Retry(OVERLOADED)),
+            (10211, Verdict::Retry(OVERLOADED)),
         ];
         for (err_code, verdict) in table {
             assert_eq!(classify(err_code), verdict, "{err_code}");

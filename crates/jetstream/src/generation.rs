@@ -8,9 +8,15 @@ use tokio::time::Instant;
 use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 
 use crate::ack::{self, Answer};
+use crate::api;
 use crate::error::{self, Verdict};
 use crate::explain::Silence;
+use crate::fast::{Batches, Turn};
 use crate::limits::Limits;
+use crate::writing::Writing;
+
+/// Behind the prefix, where the message at a batch's end comes in.
+pub(crate) const PROOF: &str = "proof";
 
 /// Messages under way since one `open`.
 #[derive(Debug)]
@@ -20,6 +26,10 @@ pub(crate) struct Generation {
     /// The reply subject up to the token.
     pub(crate) prefix: String,
     pub(crate) mode: PublisherMode,
+    /// In fast mode, the batches.
+    pub(crate) batches: Option<Batches>,
+    /// What is being handed to the connection beside `send`.
+    pub(crate) writing: Writing,
     /// The stream's last sequence at the start, from which later ones are predicted.
     pub(crate) base: u64,
     pub(crate) limits: Limits,
@@ -62,8 +72,19 @@ impl Ending {
     }
 }
 
+/// What an answer leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Nothing, or the end of the generation.
+    Nothing,
+    /// An acknowledgement.
+    Ack(Ack),
+    /// The stream's message of this sequence is to be read.
+    Prove(u64),
+}
+
 impl Generation {
-    /// Notes a message that is about to be handed to the connection.
+    /// Notes a message that is about to be handed to the connection, or to wait for its batch.
     pub(crate) fn sending(&mut self, subject: Subject) {
         self.in_flight.push_back(InFlight { subject, sent_at: Instant::now() });
         self.next_token += 1;
@@ -71,20 +92,25 @@ impl Generation {
 
     /// Returns when the oldest message has waited too long.
     pub(crate) fn deadline(&self, ack_timeout: Duration) -> Option<Instant> {
-        self.in_flight.front().map(|oldest| oldest.sent_at + ack_timeout)
+        match &self.batches {
+            Some(batches) => batches.deadline(ack_timeout),
+            None => self.in_flight.front().map(|oldest| oldest.sent_at + ack_timeout),
+        }
     }
 
     /// Takes in an answer: an acknowledgement, or else the end of the generation.
-    pub(crate) fn take(&mut self, message: &Message, stream: &str) -> Option<Ack> {
+    pub(crate) fn take(&mut self, message: &Message, stream: &str) -> Taken {
+        if self.batches.is_some() {
+            return self.take_of_batch(message, stream);
+        }
         let (token, answer) = ack::read(message, &self.prefix, stream);
         let Some(token) = token.filter(|token| *token < self.next_token) else {
             self.ending = Some(Ending::known(None, unexpected("an answer came for a message that was not sent")));
-            return None;
+            return Taken::Nothing;
         };
         match answer {
             Answer::Stored { sequence, duplicate } if token == self.next_ack => {
-                self.acknowledged(sequence, duplicate);
-                return Some(Ack { token, sequence, duplicate });
+                return self.acknowledged(Ack { token, sequence, duplicate });
             }
             Answer::Stored { .. } => {
                 let fault = Fault::new(
@@ -94,39 +120,68 @@ impl Generation {
                 );
                 self.ending = Some(Ending::known(None, fault));
             }
+            other => self.ending = Some(self.ended(Some(token), other, stream)),
+        }
+        Taken::Nothing
+    }
+
+    /// Takes in an answer in fast mode.
+    fn take_of_batch(&mut self, message: &Message, stream: &str) -> Taken {
+        let (Some(batches), Some(reply)) = (&mut self.batches, message.subject.strip_prefix(self.prefix.as_str()))
+        else {
+            self.ending = Some(Ending::known(None, unexpected("an answer came for a message that was not sent")));
+            return Taken::Nothing;
+        };
+        let turn = if reply == PROOF {
+            match api::stored(&message.payload) {
+                Ok(found) => batches.prove(found.as_ref()),
+                Err(error) => Turn::Failed(error.fault("read the end of a batch", stream)),
+            }
+        } else {
+            batches.take(reply, ack::answer(message, stream), Instant::now())
+        };
+        match turn {
+            Turn::On => {}
+            Turn::Stored(ack) => return self.acknowledged(ack),
+            Turn::Prove(sequence) => return Taken::Prove(sequence),
+            Turn::Failed(fault) => self.ending = Some(Ending::known(None, fault)),
+            Turn::Other(token, answer) => self.ending = Some(self.ended(token, answer, stream)),
+        }
+        Taken::Nothing
+    }
+
+    /// Makes an ending of an answer that is no acknowledgement.
+    fn ended(&self, token: Option<u64>, answer: Answer, stream: &str) -> Ending {
+        let subject = token.map_or("", |token| self.subject(token));
+        match answer {
             Answer::Elsewhere { stream: other } => {
-                let subject = self.subject(token);
                 let fault = Fault::new(
                     error::ACK_STREAM,
                     Action::Retry,
                     format!("publish to {subject:?}: stream {other:?} acknowledged it, expected {stream:?}"),
                 );
                 let hint = format!("take the subject away from the other stream: nats stream edit {other}");
-                self.ending = Some(Ending::known(Some(token), fault.hint(hint)));
+                Ending::known(token, fault.hint(hint))
             }
             Answer::Error { err_code, description } => {
-                let what = format!("publish to {:?}", self.subject(token));
-                let fault = error::broker_fault(err_code, &description, &what, stream);
+                let fault = error::broker_fault(err_code, &description, &format!("publish to {subject:?}"), stream);
                 let fence = error::classify(err_code) == Verdict::Fence;
-                self.ending = Some(Ending::Known { token: Some(token), fault: Some(fault), fence });
+                Ending::Known { token, fault: Some(fault), fence }
             }
-            Answer::Status(503) => {
-                self.ending = Some(Ending::Silent { token: Some(token), silence: Silence::NoResponders });
-            }
+            Answer::Status(503) => Ending::Silent { token, silence: Silence::NoResponders },
             Answer::Status(429) => {
                 let fault =
                     Fault::new(error::OVERLOADED, Action::Retry, "the broker dropped messages that came in too fast");
-                self.ending = Some(Ending::known(Some(token), fault.hint("lower window.max_events")));
+                Ending::known(token, fault.hint("lower window.max_events"))
             }
             Answer::Status(status) => {
-                self.ending =
-                    Some(Ending::known(Some(token), unexpected(&format!("the broker answered with status {status}"))));
+                Ending::known(token, unexpected(&format!("the broker answered with status {status}")))
             }
-            Answer::Unknown => {
-                self.ending = Some(Ending::known(Some(token), unexpected("an answer is no acknowledgement")));
+            Answer::Stored { .. } | Answer::BatchOver { .. } | Answer::BatchFlow { .. } | Answer::BatchGap { .. } => {
+                Ending::known(token, unexpected("an answer belongs to another way of publishing"))
             }
+            Answer::Unknown => Ending::known(token, unexpected("an answer is no acknowledgement")),
         }
-        None
     }
 
     /// Returns the subject of a message under way.
@@ -135,11 +190,14 @@ impl Generation {
         at.and_then(|at| self.in_flight.get(at)).map_or("", |sent| sent.subject.as_str())
     }
 
-    fn acknowledged(&mut self, sequence: u64, duplicate: bool) {
-        self.next_ack += 1;
-        self.in_flight.pop_front();
-        self.stored += u64::from(!duplicate);
-        self.last_sequence = self.last_sequence.max(sequence);
+    /// Takes off what is stored.
+    fn acknowledged(&mut self, ack: Ack) -> Taken {
+        while self.next_ack <= ack.token && self.in_flight.pop_front().is_some() {
+            self.next_ack += 1;
+            self.stored += u64::from(!ack.duplicate);
+        }
+        self.last_sequence = self.last_sequence.max(ack.sequence);
+        Taken::Ack(ack)
     }
 }
 

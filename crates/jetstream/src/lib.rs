@@ -2,8 +2,9 @@
 //!
 //! This crate must not see PostgreSQL. An event passes it like this: [`JetStreamSink`] opens a generation, for which it
 //! connects ([`connect`](connect())), reads the stream's tail ([`Tail`]) and reads back by id what is stored already; the
-//! message gets its headers and is held against the limits; it goes out with a reply subject of its generation, and the answer that comes in there is an
-//! acknowledgement or ends the generation. What an answer obliges is one table in [`error`].
+//! message gets its headers and is held against the limits; it goes out with a reply subject of its generation, in fast
+//! mode as part of a batch, and the answer that comes in there is an acknowledgement or ends the generation. What an
+//! answer obliges is one table in [`error`].
 
 mod ack;
 mod api;
@@ -11,11 +12,14 @@ mod base64;
 pub mod check;
 mod connect;
 mod encode;
+mod ending;
 pub mod error;
 mod explain;
+mod fast;
 mod generation;
 mod limits;
 mod mode;
+mod open;
 pub mod options;
 pub mod provision;
 mod readback;
@@ -23,6 +27,7 @@ pub mod sink;
 pub mod snapshot;
 mod subject;
 pub mod tail;
+mod writing;
 
 pub use async_nats::Client;
 pub use check::check;

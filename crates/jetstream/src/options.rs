@@ -203,7 +203,7 @@ impl Default for StreamOptions {
 pub struct LaneOptions {
     /// How order is kept.
     pub mode: ModeChoice,
-    /// How many messages may be unacknowledged at once in chain mode; from 1 to [`MAX_WINDOW`].
+    /// How many messages may be unacknowledged at once in fast and chain mode; from 1 to [`MAX_WINDOW`].
     pub window: usize,
     /// How long the oldest unacknowledged message may wait, measured from its sending.
     pub ack_timeout: Duration,
@@ -225,9 +225,12 @@ impl Default for LaneOptions {
 /// Which mode the lane works in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// Chain, and serial for as long as another publisher writes to the stream.
+    /// Fast where server and stream know batches; otherwise chain, and serial for as long as another publisher writes
+    /// to the stream.
     #[default]
     Auto,
+    /// Always fast: server and stream must know batches.
+    Fast,
     /// Always chain: the stream must have no other publisher.
     Chain,
     /// Always one message at a time.

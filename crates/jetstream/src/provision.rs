@@ -45,7 +45,7 @@ pub struct StreamSettings {
 pub type Version = (u64, u64, u64);
 
 /// The first version with fast-ingest batches.
-const ALLOW_BATCHED_SINCE: Version = (2, 14, 0);
+pub(crate) const BATCHES_SINCE: Version = (2, 14, 0);
 
 /// Returns what [`init`] would create on a server of `version`; without one, what every server takes.
 #[must_use]
@@ -67,7 +67,7 @@ pub fn plan(options: &StreamOptions, version: Option<Version>) -> StreamSettings
             options.max_age.map_or(options.duplicate_window, |age| age.min(options.duplicate_window)),
         ),
         allow_direct: true,
-        allow_batched: version.is_some_and(|version| version >= ALLOW_BATCHED_SINCE),
+        allow_batched: version.is_some_and(|version| version >= BATCHES_SINCE),
     }
 }
 

@@ -120,6 +120,8 @@ impl IdDigest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PublisherMode {
+    /// Pipelined in batches of the broker's own (fast-ingest), in which it refuses whatever follows a lost message.
+    Fast,
     /// Pipelined, each message naming the sequence that must be the stream's last
     /// (`Nats-Expected-Last-Sequence`), so that whatever follows a lost one is refused.
     Chain,
@@ -132,6 +134,7 @@ pub enum PublisherMode {
 impl fmt::Display for PublisherMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Fast => "fast",
             Self::Chain => "chain",
             Self::Lanes => "lanes",
             Self::Serial => "serial",

@@ -40,6 +40,7 @@ pub(super) fn build(effective: &Effective) -> Config {
         },
         lane: LaneOptions {
             mode: match values.text("publisher.mode").as_str() {
+                "fast" => ModeChoice::Fast,
                 "chain" => ModeChoice::Chain,
                 "serial" => ModeChoice::Serial,
                 _ => ModeChoice::Auto,

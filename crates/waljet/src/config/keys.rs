@@ -171,9 +171,9 @@ pub(crate) const KEYS: &[Key] = &[
     unset("nats.tls.key", Kind::Path, "The client's key."),
     key(
         "publisher.mode",
-        Kind::Choice { values: &["auto", "chain", "serial"], later: &["fast", "lanes"] },
+        Kind::Choice { values: &["auto", "fast", "chain", "serial"], later: &["lanes"] },
         "auto",
-        "How order is kept: pipelined with an expected last sequence, or one event at a time.",
+        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `serial` one event at a time; `auto` takes the first of them that keeps the order.",
     ),
     key(
         "publisher.ack_timeout",
