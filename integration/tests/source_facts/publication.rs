@@ -52,12 +52,14 @@ const TABLE_REPLACED: Break = Break {
 
 /// Waits until the relay is red for this reason.
 async fn red(rig: &Rig, broken: &Break) -> Result<()> {
-    let reason = rig.not_ready(SOON).await?;
-    ensure!(reason.contains(broken.code), "{reason}");
-    for text in broken.says {
-        ensure!(reason.contains(text), "expected {text} in {reason}");
-    }
-    Ok(())
+    wait_for("the relay to say why it is not ready", SOON, async || {
+        let reason = rig.not_ready(SOON).await?;
+        for text in broken.says.iter().chain([&broken.code]) {
+            ensure!(reason.contains(text), "expected {text} in {reason}");
+        }
+        Ok::<_, anyhow::Error>(true)
+    })
+    .await
 }
 
 /// The line that names the window, and the window.
