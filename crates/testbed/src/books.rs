@@ -11,6 +11,7 @@ use async_nats::jetstream::{
 };
 use futures_util::{StreamExt, TryStreamExt};
 
+use crate::addresses;
 use crate::workload::connect;
 
 /// What was committed against what is stored. All is well when the last four are 0.
@@ -120,7 +121,7 @@ async fn committed(url: &str) -> Result<HashMap<String, Committed>> {
 }
 
 async fn stored(url: &str, name: &str) -> Result<Vec<Stored>> {
-    let client = async_nats::connect(url).await.context("connect to NATS")?;
+    let client = async_nats::connect(addresses(url)).await.context("connect to NATS")?;
     let context = jetstream::new(client);
     let mut stream = context.get_stream(name).await.with_context(|| format!("read stream {name}"))?;
     let last = stream.info().await.context("read the stream's state")?.state.last_sequence;
