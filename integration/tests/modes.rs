@@ -173,7 +173,7 @@ async fn leaders_die(name: &str) -> Result<()> {
     }
     progress(&rig).await?;
     assert_eq!(mode(&rig).await?, name);
-    books(&rig, workload).await
+    books(&rig, workload).await?.check()
 }
 
 #[tokio::test(flavor = "multi_thread")]
