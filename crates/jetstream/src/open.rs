@@ -72,6 +72,7 @@ impl JetStreamSink {
             next_token: 0,
             next_ack: 0,
             in_flight: VecDeque::with_capacity(max_in_flight),
+            under_way: 0,
             stored: 0,
             last_sequence: base,
             violations_before: connection.news.borrow().violations,

@@ -22,6 +22,8 @@ pub struct Status {
     pub ready: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// What mends it.
+    pub hint: Option<String>,
     /// Whether the loop turns.
     pub live: bool,
     /// The end towards the database.
@@ -181,7 +183,7 @@ impl Monitor {
         for fault in [&mut source.fault, &mut sink.fault].into_iter().flatten() {
             fault.seconds = fault.since.map_or(0.0, |since| seconds(now, since));
         }
-        let reason = not_ready(&state, now);
+        let (reason, hint) = not_ready(&state, now).map_or((None, None), |why| (Some(why.reason), why.hint));
         let received = state.source.received_lsn.unwrap_or(Lsn::ZERO);
         let events = EventCounts {
             stored: self.metrics.stored.get(),
@@ -191,6 +193,7 @@ impl Monitor {
         Status {
             ready: reason.is_none(),
             reason,
+            hint,
             live: now.duration_since(state.last_turn) < DEAD_AFTER,
             lag_bytes: state.source.confirmed_lsn.map_or(0, |confirmed| received.bytes_since(confirmed)),
             source,
@@ -302,22 +305,39 @@ impl Monitor {
     }
 }
 
-fn not_ready(state: &State, now: Instant) -> Option<String> {
+/// Why events do not flow.
+struct NotReady {
+    reason: String,
+    hint: Option<String>,
+}
+
+impl From<String> for NotReady {
+    fn from(reason: String) -> Self {
+        Self { reason, hint: None }
+    }
+}
+
+fn not_ready(state: &State, now: Instant) -> Option<NotReady> {
     let source = ("source", state.source.state, &state.source.fault);
     let sink = ("sink", state.sink.state, &state.sink.fault);
     for (end, at, fault) in [source, sink] {
         match (fault, at) {
-            (Some(fault), _) => return Some(format!("{end}: {} [{}]", fault.message, fault.code)),
+            (Some(fault), _) => {
+                return Some(NotReady {
+                    reason: format!("{end}: {} [{}]", fault.message, fault.code),
+                    hint: fault.hint.clone(),
+                });
+            }
             (None, EndState::Open) => {}
-            (None, EndState::Closed) => return Some(format!("{end}: not connected yet")),
-            (None, _) => return Some(format!("{end}: connecting")),
+            (None, EndState::Closed) => return Some(format!("{end}: not connected yet").into()),
+            (None, _) => return Some(format!("{end}: connecting").into()),
         }
     }
     let oldest = state.oldest_received?.max(state.last_progress);
     let waited = now.duration_since(oldest);
     (waited >= STALLED_AFTER).then(|| {
         let events = state.window.events;
-        format!("sink: {events} events wait and none was acknowledged for {} s", waited.as_secs())
+        format!("sink: {events} events wait and none was acknowledged for {} s", waited.as_secs()).into()
     })
 }
 

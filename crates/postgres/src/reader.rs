@@ -267,8 +267,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Reader<S> {
             return fault;
         }
         Fault { action: Action::Gap, ..fault }.hint(
-            "create the publication again if it is gone, bring the rows written without it from the table, \
-             and waljet slot advance past them",
+            "create the publication if it is gone (waljet init); then move the slot past what was written without it \
+             (waljet slot advance --to LSN --yes; SELECT pg_current_wal_lsn() tells an LSN) and bring those rows from \
+             the table",
         )
     }
 

@@ -154,7 +154,8 @@ impl ReplicationSource {
             .fault(&options.publication, &options.table)
             .or_else(|| membership.columns_fault(&options.publication, &options.table, &options.columns))
         {
-            return Err(fault);
+            // The checks before the start end with it; a relay that runs waits, as it does while it is connected.
+            return Err(Fault { action: Action::Retry, ..fault });
         }
         let stream = dial(&options.connect, &control.endpoint).await?;
         let end_point = stream.server_end_point();

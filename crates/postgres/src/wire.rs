@@ -37,13 +37,16 @@ const READ_BLOCK: usize = 64 * 1024;
 /// Version 3.0 of the protocol, as an `Int32`.
 const PROTOCOL_VERSION: i32 = 196_608;
 
-/// Settings that change how values are written; a role's or a database's own must not reach us.
+/// Settings that change how values are written, or whether warnings come; a role's or a database's own must not
+/// reach us.
 pub(crate) const PINNED: &[(&str, &str)] = &[
     ("DateStyle", "ISO"),
     ("IntervalStyle", "postgres"),
     ("TimeZone", "UTC"),
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
+    // From 18, the only word about a publication that is missing at a place in the WAL is a warning.
+    ("client_min_messages", "warning"),
 ];
 
 /// Received bytes, and the messages in them.

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use waljet_jetstream::{JetStreamSink, SinkWatch};
 use waljet_pgoutput::Timestamp;
 use waljet_pipeline::{Fault, Metrics, Monitor, Pipeline, PipelineOptions, Status};
-use waljet_postgres::{ReplicationSource, SourceWatch};
+use waljet_postgres::{PublicationWatch, ReplicationSource, SourceWatch};
 
 use crate::admin::Snapshot;
 use crate::config::Config;
@@ -112,12 +112,20 @@ impl Views {
 
     /// Takes a snapshot and sets the gauges from it.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let status = self.monitor.status();
+        let mut status = self.monitor.status();
         let postgres = self.source.borrow().clone();
+        if let Some((reason, hint)) = source_stands_still(&postgres, now()).filter(|_| status.ready) {
+            (status.ready, status.reason, status.hint) = (false, Some(reason), hint);
+        }
+        // With a full window nothing is received, and the lag grows all the same.
+        if let (Some(end), Some(confirmed)) = (postgres.wal_end, status.source.confirmed_lsn) {
+            status.lag_bytes = status.lag_bytes.max(end.bytes_since(confirmed));
+        }
         self.monitor.metrics.set(&status);
         self.metrics.set(postgres.slot.as_ref());
         let dead = (!status.live).then(|| "the pipeline's loop does not turn".to_owned());
-        let not_ready = status.reason.clone();
+        let hint = status.hint.as_ref().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+        let not_ready = status.reason.as_ref().map(|reason| format!("{reason}{hint}"));
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             pipeline: status,
@@ -129,6 +137,23 @@ impl Views {
         let status = serde_json::to_value(&report).unwrap_or_default();
         Snapshot { dead, not_ready, status }
     }
+}
+
+/// The database is asked about once a second; after this without an answer it counts as silent.
+const SILENT_AFTER: u64 = 10;
+
+/// Says why nothing comes from the source although it is connected, and what mends it.
+fn source_stands_still(source: &SourceWatch, now: Timestamp) -> Option<(String, Option<String>)> {
+    // Rows are being skipped, and the position stands still.
+    if let PublicationWatch::Fault { code, message, hint } = &source.publication {
+        return Some((format!("source: {message} [{code}]"), hint.clone()));
+    }
+    let now = u64::try_from(now.unix_micros() / 1_000_000).unwrap_or(0);
+    let silent = now.saturating_sub(source.refreshed_unix_seconds?);
+    (silent >= SILENT_AFTER).then(|| {
+        let why = source.control_fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
+        (format!("source: the database has not answered for {silent} s{why}"), None)
+    })
 }
 
 #[cfg(test)]
@@ -149,6 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn a_database_that_does_not_answer_or_skips_rows_is_a_reason() {
+        let at = |seconds: i64| Timestamp::from_unix_micros(seconds * 1_000_000);
+        let watch = SourceWatch { refreshed_unix_seconds: Some(100), ..SourceWatch::default() };
+        assert_eq!(source_stands_still(&watch, at(109)), None);
+        let silent = SourceWatch { control_fault: Some("connection closed".to_owned()), ..watch.clone() };
+        let reason = "source: the database has not answered for 10 s: connection closed".to_owned();
+        assert_eq!(source_stands_still(&silent, at(110)), Some((reason, None)));
+        let publication =
+            PublicationWatch::Fault { code: "c".to_owned(), message: "m".to_owned(), hint: Some("h".to_owned()) };
+        let skips = SourceWatch { publication, ..watch };
+        assert_eq!(source_stands_still(&skips, at(100)), Some(("source: m [c]".to_owned(), Some("h".to_owned()))));
+    }
+
+    #[test]
     fn every_metric_of_the_contract_is_told() {
         let relay = assemble(&parsed("[postgres]\nurl = \"postgres://a@b/c\"\n"), Gap::Refuse).unwrap();
         relay.views.snapshot();
@@ -165,6 +204,7 @@ mod tests {
             "waljet_oldest_unacked_seconds",
             "waljet_publish_to_ack_seconds",
             "waljet_ready",
+            "waljet_reconnects_total",
             "waljet_received_lsn",
             "waljet_slot_retained_bytes",
             "waljet_slot_safe_bytes",

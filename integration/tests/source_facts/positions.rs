@@ -170,9 +170,11 @@ async fn rows_that_share_an_lsn_have_positions_of_their_own() -> Result<()> {
     rig.up().await?;
     let client = connect(&rig.postgres.url()).await?;
     client.batch_execute("SELECT pg_create_logical_replication_slot('look', 'pgoutput')").await?;
-    let copy = "COPY outbox (aggregate_type, aggregate_id, event_type, payload) FROM STDIN";
+    // With id and seq: where a default is volatile, COPY writes its rows one by one.
+    let copy = "COPY outbox (id, seq, aggregate_type, aggregate_id, event_type, payload) FROM STDIN";
     let mut sink = Box::pin(client.copy_in(copy).await?);
-    let rows: String = (1..=1000).map(|n| format!("a\t{n}\te\t{{\"version\": {n}}}\n")).collect();
+    let rows: String =
+        (1..=1000).map(|n| format!("{}\t{n}\ta\t{n}\te\t{{\"version\": {n}}}\n", uuid::Uuid::new_v4())).collect();
     sink.send(bytes::Bytes::from(rows)).await?;
     sink.as_mut().finish().await?;
 

@@ -106,6 +106,7 @@ async fn modes(dir: &Path) -> Result<()> {
         reach(&mut rig, host, mode, &ours)?;
         rig.start_relay()?;
         streams_encrypted(&rig).await?;
+        rig.relay()?.kill()?;
     }
     // The password in the URL, by percent-encoding.
     let (port, authority) = (rig.postgres.port(), ours.display());
@@ -117,7 +118,8 @@ async fn modes(dir: &Path) -> Result<()> {
     std::fs::write(&path, config)?;
     let output = rig.waljet(&["check", "--config", &path.display().to_string()]).await;
     let output = output.context("check")?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{said}");
     ensure!(!rig.log().contains(PASSWORD), "the password is in the log");
     Ok(())
 }

@@ -84,9 +84,8 @@ fn text(status: &Value) -> String {
 fn relay(status: &Value, rows: &mut Vec<Vec<String>>) {
     let (source, sink, window, events) = (&status["source"], &status["sink"], &status["window"], &status["events"]);
     let ready = if status["ready"] == true { "yes".to_owned() } else { format!("no: {}", plain(&status["reason"])) };
-    let hints = [source, sink].into_iter().filter_map(|end| end["fault"]["hint"].as_str());
     rows.push(line("ready", ready));
-    rows.extend(hints.map(|hint| line("hint", hint.to_owned())));
+    rows.extend(status["hint"].as_str().map(|hint| line("hint", hint.to_owned())));
     rows.push(line("version", plain(&status["version"])));
     rows.push(line(
         "postgres",
@@ -203,8 +202,9 @@ mod tests {
     fn a_running_relay_is_shown_with_its_reason_and_remedy() {
         let status = json!({
             "from": "the relay at 127.0.0.1:9464", "version": "0.1.0", "ready": false, "reason": "sink: no stream [stream-missing]",
+            "hint": "waljet init",
             "source": { "state": "open", "received_lsn": "0/20", "confirmed_lsn": "0/10", "fault": null },
-            "sink": { "state": "waiting", "mode": null, "last_sequence": 7, "fault": { "hint": "waljet init" } },
+            "sink": { "state": "waiting", "mode": null, "last_sequence": 7, "fault": { "code": "stream-missing" } },
             "window": { "events": 3, "bytes": 2048, "max_events": 1024, "max_bytes": 8_388_608, "oldest_unacked_seconds": 1.25 },
             "events": { "stored": 7, "duplicate": 1, "skipped": 0 }, "lag_bytes": 16, "dead_letters": 0,
             "postgres": { "server_version": "18.1", "slot": null },
