@@ -40,11 +40,13 @@ impl JetStreamSink {
         let Some(generation) = &mut self.generation else {
             return Rejection { token: None, fault: no_generation() };
         };
+        let mut foreign = false;
         let (token, fault) = match (looked_up, &mut generation.ending) {
             (Some((token, fault)), _) => (token, fault),
             (None, Some(Ending::Known { token, fault, fence })) => {
                 if *fence {
-                    self.modes.fence(generation.stored);
+                    // Batches can do without the fence, beside another publisher.
+                    foreign = self.modes.fence(generation.stored) && generation.mode == PublisherMode::Fast;
                     self.watch.send_modify(|watch| watch.fence_failures += 1);
                 }
                 (*token, fault.take().unwrap_or_else(no_generation))
@@ -52,6 +54,9 @@ impl JetStreamSink {
             (None, _) => (None, no_generation()),
         };
         self.end(&fault);
+        if foreign {
+            self.foreign_publisher();
+        }
         Rejection { token, fault }
     }
 

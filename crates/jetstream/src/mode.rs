@@ -88,12 +88,15 @@ impl Modes {
         }
     }
 
-    /// Notes that a generation ended at the fence.
-    pub(crate) fn fence(&mut self, stored: u64) {
+    /// Notes that a generation ended at the fence; returns whether that was so often that somebody else must be
+    /// publishing.
+    pub(crate) fn fence(&mut self, stored: u64) -> bool {
         self.fences = if stored == 0 { self.fences + 1 } else { 1 };
-        if self.fences >= FENCES_BEFORE_SERIAL {
+        let often = self.fences >= FENCES_BEFORE_SERIAL;
+        if often {
             self.fall_back();
         }
+        often
     }
 
     /// Notes how a batch generation ended, after so many acknowledgements.

@@ -9,7 +9,7 @@ use waljet_pipeline::{Ack, Action, Fault, Opened, OutboundMessage, Position, Pub
 
 use crate::api::inbox_filter;
 use crate::connect::Connection;
-use crate::encode;
+use crate::encode::{self, ExpectedLast};
 use crate::error;
 use crate::explain::Silence;
 use crate::fast::{Batches, Queued};
@@ -178,7 +178,10 @@ impl JetStreamSink {
             return Err(no_generation());
         };
         let reply = format!("{}{token}", generation.prefix);
-        let expected = (generation.mode == PublisherMode::Chain).then(|| generation.base + token);
+        let expected = match generation.mode {
+            PublisherMode::Chain => ExpectedLast::Sequence(generation.base + token),
+            _ => ExpectedLast::Not,
+        };
         let headers = match encode::headers(message, expected, reply.len(), generation.limits) {
             Ok(headers) => headers,
             Err(fault) => return Err(self.refused(fault).await),
@@ -200,7 +203,7 @@ impl JetStreamSink {
         let Some(Generation { batches: Some(batches), prefix, limits, .. }) = &self.generation else {
             return Err(no_generation());
         };
-        let headers = match encode::headers(message, None, prefix.len() + batches.reply_len(), *limits) {
+        let headers = match encode::headers(message, ExpectedLast::Later, prefix.len() + batches.reply_len(), *limits) {
             Ok(headers) => headers,
             Err(fault) => return Err(self.refused(fault).await),
         };
