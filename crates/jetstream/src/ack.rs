@@ -8,6 +8,8 @@
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
+use crate::api::Reason;
+
 /// An answer to a published message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -61,15 +63,6 @@ fn parse(payload: &[u8], expected: &str) -> Answer {
         /// The batch's size, where the answer is about the whole of one.
         count: Option<u64>,
         error: Option<Reason>,
-    }
-    #[derive(Deserialize)]
-    struct Reason {
-        #[serde(default)]
-        code: u64,
-        #[serde(default)]
-        err_code: u64,
-        #[serde(default)]
-        description: String,
     }
     let Ok(PubAck { kind, stream, seq, last_seq, duplicate, count, error }) = serde_json::from_slice(payload) else {
         return Answer::Unknown;

@@ -314,20 +314,25 @@ fn silent(subject: &str, limit: Duration) -> Fault {
         .hint("check that the server runs, and that the user may publish to the subject and subscribe to the inbox")
 }
 
+/// The error in an answer.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Reason {
+    /// The class of the error, as in HTTP.
+    #[serde(default)]
+    pub(crate) code: u64,
+    /// Which error it is.
+    #[serde(default)]
+    pub(crate) err_code: u64,
+    /// In words.
+    #[serde(default)]
+    pub(crate) description: String,
+}
+
 /// Reads an answer, or the error that it holds.
 fn parse<T: DeserializeOwned>(answer: &[u8]) -> Result<T, ApiError> {
     #[derive(Deserialize)]
     struct Failed {
         error: Reason,
-    }
-    #[derive(Deserialize)]
-    struct Reason {
-        #[serde(default)]
-        code: u64,
-        #[serde(default)]
-        err_code: u64,
-        #[serde(default)]
-        description: String,
     }
     // An error is short, and all that an answer with one holds; a message may be large and is read once.
     if answer.len() < MAX_ERROR_ANSWER

@@ -37,4 +37,4 @@ pub use options::{Auth, LaneOptions, ModeChoice, NatsOptions, Secret, StreamOpti
 pub use provision::{Done, Outcome, StreamSettings, init, plan};
 pub use sink::JetStreamSink;
 pub use snapshot::SinkWatch;
-pub use tail::{Tail, read_tail, read_tail_with};
+pub use tail::{Tail, read_tail};

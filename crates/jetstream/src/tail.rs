@@ -25,26 +25,12 @@ pub struct Tail {
     pub foreign: bool,
 }
 
-/// Reads the tail of `stream` below `subject_space`, with the API's usual prefix.
-///
-/// # Errors
-///
-/// Any fault of a request.
-pub async fn read_tail(client: &Client, stream: &str, subject_space: &str) -> Result<Tail, Fault> {
-    read_tail_with(client, &NatsOptions::default(), stream, subject_space).await
-}
-
 /// Reads the tail of `stream` below `subject_space`, with the API prefix or domain of `nats`.
 ///
 /// # Errors
 ///
 /// Any fault of a request.
-pub async fn read_tail_with(
-    client: &Client,
-    nats: &NatsOptions,
-    stream: &str,
-    subject_space: &str,
-) -> Result<Tail, Fault> {
+pub async fn read_tail(client: &Client, nats: &NatsOptions, stream: &str, subject_space: &str) -> Result<Tail, Fault> {
     let api = Api::on_client(client, nats.js_prefix(), DEFAULT_CONNECT_TIMEOUT);
     Ok(info_and_tail(&api, stream, subject_space).await?.1)
 }

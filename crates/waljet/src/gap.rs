@@ -24,7 +24,7 @@ pub(crate) async fn look(config: &Config, checks: &mut [Check]) {
 pub(crate) async fn last_stored(config: &Config) -> Option<Position> {
     let client = waljet_jetstream::connect(&config.nats).await.ok()?;
     let (stream, space) = (&config.stream.stream, &config.stream.subject_space);
-    waljet_jetstream::read_tail_with(&client, &config.nats, stream, space).await.ok()?.position
+    waljet_jetstream::read_tail(&client, &config.nats, stream, space).await.ok()?.position
 }
 
 /// Says between which ends events may be missing.

@@ -11,7 +11,7 @@ use waljet_pgoutput::{
 };
 
 use super::Broker;
-use crate::{Action, Code, Confirmed, Fault, Frame, History, Identity, Position, Source};
+use crate::{Action, Code, Confirmed, Fault, Frame, History, Identity, Source};
 
 /// The history of every simulated database.
 const HISTORY: History = History { system_id: 7_431_000_000_000_000_001, timeline: 1 };
@@ -291,14 +291,4 @@ pub fn key(id: &str) -> String {
 fn change(wal_end: Lsn, message: &Message) -> Frame {
     let data = message.to_bytes().expect("a message made here fits the wire format");
     Frame::Change { wal_end, data }
-}
-
-impl Transaction {
-    /// The positions of its events.
-    pub fn positions(&self) -> impl Iterator<Item = (String, Position)> + '_ {
-        self.changes.iter().enumerate().filter_map(|(ordinal, id)| {
-            let position = Position { history: HISTORY, commit_lsn: self.commit_lsn, ordinal: ordinal as u64 };
-            Some((id.clone()?, position))
-        })
-    }
 }

@@ -51,7 +51,7 @@ async fn gather(config: &Config) -> (Value, Vec<Fault>) {
 async fn stream_state(config: &Config) -> Result<Value, Fault> {
     let (nats, name) = (&config.nats, &config.stream.stream);
     let client = waljet_jetstream::connect(nats).await?;
-    let tail = waljet_jetstream::read_tail_with(&client, nats, name, &config.stream.subject_space).await?;
+    let tail = waljet_jetstream::read_tail(&client, nats, name, &config.stream.subject_space).await?;
     Ok(json!({
         "name": name,
         "last_sequence": tail.sequence,
