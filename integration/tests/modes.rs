@@ -3,84 +3,252 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use async_nats::jetstream::{self, stream::DiscardPolicy};
-use waljet_integration::{newest, options, status};
+use async_nats::jetstream::{self, stream::Config, stream::DiscardPolicy};
+use waljet_integration::{newest, oldest, options, status};
 use waljet_testbed::{
-    Direction, Mode, NatsCluster, NatsOptions, Pair, Proxy, Rig, STREAM, Workload, WorkloadOptions, wait_for,
+    Books, Direction, Mode, NatsCluster, NatsOptions, Pair, Proxy, Rig, STREAM, Workload, WorkloadOptions, addresses,
+    connect, wait_for,
 };
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// As much as two cores carry beside servers that die.
+/// Load that leaves the servers room to be killed in the middle of something.
 async fn load(rig: &Rig) -> Result<Workload> {
     Workload::start(WorkloadOptions { rate: Some(400.0), ..WorkloadOptions::new(rig.postgres.url()) }).await
 }
 
 /// Stops the load, waits until all is stored, and reads the books.
-async fn balance(rig: &Rig, workload: Workload) -> Result<()> {
+async fn books(rig: &Rig, workload: Workload) -> Result<Books> {
     workload.stop().await;
     rig.settle(LIMIT).await?;
     let books = rig.books().await?;
     println!("{books}");
     ensure!(books.committed > 100, "there was hardly any load: {books}");
-    books.check()
+    Ok(books)
 }
 
-async fn mode_of(rig: &Rig) -> Result<String> {
+async fn mode(rig: &Rig) -> Result<String> {
     Ok(status(rig).await?["sink"]["mode"].as_str().unwrap_or_default().to_owned())
+}
+
+async fn stream_config(url: &str, change: impl FnOnce(&mut Config)) -> Result<()> {
+    let context = jetstream::new(async_nats::connect(url).await?);
+    let mut config = context.get_stream(STREAM).await?.cached_info().config.clone();
+    change(&mut config);
+    context.update_stream(&config).await?;
+    Ok(())
 }
 
 async fn nap(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
 }
 
+/// Waits until as many more events are stored, so that the next fault meets a relay at work.
+async fn progress(rig: &Rig) -> Result<()> {
+    let mut before = None;
+    wait_for("the relay to go on", LIMIT, async || {
+        // A stream without a leader does not tell.
+        let stored = rig.stored().await?;
+        Ok::<_, anyhow::Error>(stored > *before.get_or_insert(stored) + 50)
+    })
+    .await?;
+    Ok(())
+}
+
+/// Waits until the relay is not ready for want of batches.
+async fn lacks_batches(rig: &Rig) -> Result<()> {
+    wait_for("the relay to say what is missing", LIMIT, async || {
+        let reason = rig.not_ready(LIMIT).await?;
+        ensure!(reason.contains("stream-without-batches"), "{reason}");
+        Ok::<_, anyhow::Error>(true)
+    })
+    .await?;
+    Ok(())
+}
+
 /// All faults of the broker's end, one after the other, under load.
-async fn everything_breaks(mode: &str) -> Result<()> {
+async fn everything_breaks(name: &str) -> Result<Books> {
     let mut rig = newest().await?;
     let proxy = Proxy::start(rig.nats.port())?;
-    rig.set("publisher.mode", mode)?;
+    rig.set("publisher.mode", name)?;
     rig.set("publisher.ack_timeout", "1s")?;
+    if matches!(name, "fast" | "chain") {
+        // Late copies are kept out by more than their ids.
+        rig.set("nats.duplicate_window", "1s")?;
+    }
     rig.set("nats.url", &rig.nats.url_at(proxy.port()))?;
     rig.up().await?;
-    assert_eq!(mode_of(&rig).await?, mode);
+    assert_eq!(mode(&rig).await?, name);
     let workload = load(&rig).await?;
-    for round in 0..3 {
-        nap(300).await;
+    for _ in 0..3 {
+        progress(&rig).await?;
         rig.nats.kill().await?;
-        nap(100).await;
         rig.nats.start_again().await?;
-        nap(400).await;
+        progress(&rig).await?;
         rig.relay()?.start_again()?;
-        nap(400).await;
+        progress(&rig).await?;
         proxy.reset_connections()?;
-        nap(200).await;
-        let direction = [Direction::ToServer, Direction::ToClient, Direction::Both][round];
-        proxy.set(Mode::Cut { direction, after: 3_000 })?;
-        nap(300).await;
-        proxy.set(Mode::Stall(direction))?;
-        nap(1_200).await;
-        proxy.set(Mode::Pass)?;
-        nap(300).await;
-        rig.nats.freeze().await?;
-        nap(1_500).await;
-        rig.nats.thaw().await?;
     }
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        progress(&rig).await?;
+        proxy.set(Mode::Cut { direction, after: 20_000 })?;
+        nap(500).await;
+        proxy.set(Mode::Stall(direction))?;
+        nap(1_500).await;
+        proxy.set(Mode::Pass)?;
+    }
+    progress(&rig).await?;
+    rig.nats.freeze().await?;
+    nap(1_500).await;
+    rig.nats.thaw().await?;
+    progress(&rig).await?;
+    // Above what can be stored by then: a limit below what the stream holds would make room by itself.
+    let client = connect(&rig.postgres.url()).await?;
+    let committed: i64 = client.query_one("SELECT count(*) FROM outbox", &[]).await?.get(0);
+    let full = |config: &mut Config| (config.max_messages, config.discard) = (committed + 1_500, DiscardPolicy::New);
+    stream_config(&rig.nats.url(), full).await?;
+    wait_for("the stream to be full", LIMIT, async || Ok::<_, anyhow::Error>(rig.log().contains("stream-full")))
+        .await?;
+    nap(500).await;
+    stream_config(&rig.nats.url(), |config| config.max_messages = -1).await?;
     rig.ready().await?;
-    assert_eq!(mode_of(&rig).await?, mode);
-    balance(&rig, workload).await
+    assert_eq!(mode(&rig).await?, name);
+    books(&rig, workload).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_fast_mode_the_books_balance_whatever_breaks() -> Result<()> {
-    everything_breaks("fast").await
+    everything_breaks("fast").await?.check()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_chain_mode_the_books_balance_whatever_breaks() -> Result<()> {
-    everything_breaks("chain").await
+    everything_breaks("chain").await?.check()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_serial_mode_the_books_balance_whatever_breaks() -> Result<()> {
-    everything_breaks("serial").await
+    everything_breaks("serial").await?.check()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_lanes_mode_the_books_balance_by_key_whatever_breaks() -> Result<()> {
+    let books = everything_breaks("lanes").await?;
+    // Keys do overtake each other, or the mode would not be what it says.
+    ensure!(books.reordered > 0, "{books}");
+    books.check_by_key()
+}
+
+/// A stream on three servers, whose leader is killed, frozen and told to step down, under load.
+async fn leaders_die(name: &str) -> Result<()> {
+    let pair = Pair::newest()?;
+    let cluster = NatsCluster::start(NatsOptions::new(&pair), 3).await?;
+    let mut rig = Rig::start(options(&pair)?).await?;
+    rig.use_broker(&cluster.url())?;
+    rig.set("publisher.mode", name)?;
+    rig.set("publisher.ack_timeout", "2s")?;
+    rig.set_raw("nats.replicas", "3")?;
+    rig.up().await?;
+    assert_eq!(mode(&rig).await?, name);
+    let workload = load(&rig).await?;
+    for round in 0..3 {
+        progress(&rig).await?;
+        let client = async_nats::connect(addresses(&cluster.url())).await?;
+        let info = jetstream::new(client.clone()).get_stream(STREAM).await?.cached_info().clone();
+        let leader = info.cluster.and_then(|cluster| cluster.leader).context("the stream has no leader")?;
+        let node = cluster.node(&leader).context("the leader is no member")?;
+        match round {
+            0 => {
+                node.kill().await?;
+                progress(&rig).await?;
+                node.start_again().await?;
+                cluster.wait_ready().await?;
+            }
+            1 => {
+                node.freeze().await?;
+                nap(6_000).await;
+                node.thaw().await?;
+                cluster.wait_ready().await?;
+            }
+            _ => {
+                client.request(format!("$JS.API.STREAM.LEADER.STEPDOWN.{STREAM}"), "".into()).await?;
+            }
+        }
+    }
+    progress(&rig).await?;
+    assert_eq!(mode(&rig).await?, name);
+    books(&rig, workload).await?.check()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_fast_mode_the_books_balance_while_leaders_die() -> Result<()> {
+    leaders_die("fast").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_chain_mode_the_books_balance_while_leaders_die() -> Result<()> {
+    leaders_die("chain").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fast_mode_keeps_its_order_beside_another_publisher() -> Result<()> {
+    let mut rig = newest().await?;
+    rig.init().await?;
+    stream_config(&rig.nats.url(), |config| config.subjects.push("other.>".into())).await?;
+    rig.start_relay()?;
+    rig.ready().await?;
+    assert_eq!(mode(&rig).await?, "fast");
+    let workload = load(&rig).await?;
+    let other = jetstream::new(async_nats::connect(rig.nats.url()).await?);
+    for n in 0..2_000 {
+        // Inside of the relay's subjects, too.
+        let subject = if n % 2 == 0 { "other.x" } else { "outbox.other.x" };
+        other.publish(subject, "".into()).await?.await?;
+        if n % 500 == 0 {
+            rig.nats.kill().await?;
+            rig.nats.start_again().await?;
+        }
+    }
+    workload.stop().await;
+    let all = |books: &Books| books.committed + books.foreign == books.stored && books.lost == 0;
+    wait_for("every event to be stored", LIMIT, async || Ok::<_, anyhow::Error>(all(&rig.books().await?))).await?;
+    let books = rig.books().await?;
+    println!("{books}");
+    assert_eq!(mode(&rig).await?, "fast");
+    ensure!(books.foreign >= 2_000 && (books.doubled, books.reordered) == (0, 0), "{books}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_broker_knows_no_batches_automatic_mode_is_chain() -> Result<()> {
+    let mut rig = oldest().await?;
+    rig.up().await?;
+    assert_eq!(mode(&rig).await?, "chain");
+    let check = rig.waljet(&["check"]).await?;
+    let said = String::from_utf8_lossy(&check.stdout).into_owned();
+    ensure!(said.contains("auto is chain"), "{said}");
+    rig.relay()?.kill()?;
+    rig.set("publisher.mode", "fast")?;
+    rig.start_relay()?;
+    lacks_batches(&rig).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fast_mode_waits_for_a_stream_that_allows_batches() -> Result<()> {
+    let mut rig = newest().await?;
+    rig.set("publisher.mode", "fast")?;
+    rig.init().await?;
+    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
+    rig.start_relay()?;
+    lacks_batches(&rig).await?;
+    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
+    rig.ready().await?;
+    let workload = load(&rig).await?;
+    progress(&rig).await?;
+    // Taken away again while it runs, it is waited for again.
+    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
+    lacks_batches(&rig).await?;
+    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
+    rig.ready().await?;
+    books(&rig, workload).await?.check()
 }

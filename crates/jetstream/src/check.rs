@@ -142,7 +142,7 @@ fn mode(server: &str, info: &StreamInfo, options: &StreamOptions) -> Check {
         Some((why, hint)) => Check::warning(
             name,
             format!(
-                "auto is serial, one event at a time: stream {stream:?} also takes {}, and {why}",
+                "auto is lanes, one event of each key at a time: stream {stream:?} also takes {}, and {why}",
                 others.join(", ")
             ),
             format!(
@@ -424,7 +424,7 @@ mod tests {
         assert!(of("2.15.1", &["outbox.>", "other.>"], true).starts_with("auto is fast"));
         assert!(of("2.15.1", &["outbox.>"], false).starts_with("auto is chain"));
         assert!(of("2.9.10", &["outbox.>"], false).starts_with("auto is chain"));
-        assert!(of("2.9.10", &["outbox.>", "other.>"], false).starts_with("auto is serial"));
+        assert!(of("2.9.10", &["outbox.>", "other.>"], false).starts_with("auto is lanes"));
     }
 
     #[test]

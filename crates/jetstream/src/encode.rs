@@ -4,7 +4,7 @@
 //! HPUB <subject> <reply> <header bytes> <total bytes>\r\n      the control line, below 4,096 bytes
 //! NATS/1.0\r\n
 //! Nats-Msg-Id: <event id>\r\n
-//! Nats-Expected-Last-Sequence: <n>\r\n                         in chain mode
+//! Nats-Expected-Last-Sequence: <n>\r\n                         in chain mode, and in fast
 //! Waljet-Position: <position>\r\n  ...                         of the message
 //! \r\n
 //! <payload>\r\n
@@ -20,13 +20,31 @@ use crate::limits::Limits;
 
 /// What JetStream takes as headers of one message.
 const MAX_HEADERS: usize = 65_535;
+/// The header that makes the broker refuse a message where the stream does not stand at this sequence.
+const EXPECTED_LAST: &str = "Nats-Expected-Last-Sequence";
 /// What the server takes as one protocol line; a longer one costs the connection.
 const MAX_CONTROL_LINE: usize = 4096;
+
+/// The stream's last sequence as a message names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpectedLast {
+    /// Not at all.
+    Not,
+    /// This one.
+    Sequence(u64),
+    /// Perhaps later, by [`expect`]; there has to be room for it.
+    Later,
+}
+
+/// Lets headers that were built with [`ExpectedLast::Later`] name the stream's last sequence.
+pub(crate) fn expect(headers: &mut HeaderMap, last_sequence: u64) {
+    headers.insert(async_nats::header::NATS_EXPECTED_LAST_SEQUENCE, HeaderValue::from(last_sequence));
+}
 
 /// Builds the headers of `message`, or says why it can never be sent.
 pub(crate) fn headers(
     message: &OutboundMessage,
-    expected_last: Option<u64>,
+    expected_last: ExpectedLast,
     reply_len: usize,
     limits: Limits,
 ) -> Result<HeaderMap, Fault> {
@@ -40,9 +58,9 @@ pub(crate) fn headers(
         Ok::<(), Fault>(())
     };
     add(async_nats::header::NATS_MESSAGE_ID, "Nats-Msg-Id".len(), &message.id)?;
-    if let Some(sequence) = expected_last {
+    if let ExpectedLast::Sequence(sequence) = expected_last {
         let name = async_nats::header::NATS_EXPECTED_LAST_SEQUENCE;
-        add(name, "Nats-Expected-Last-Sequence".len(), &sequence.to_string())?;
+        add(name, EXPECTED_LAST.len(), &sequence.to_string())?;
     }
     for (name, value) in &message.headers {
         // It is the sink's to set, from the id.
@@ -57,6 +75,9 @@ pub(crate) fn headers(
         let parsed =
             HeaderName::from_str(name).map_err(|_| invalid("a header name has a character that is not allowed"))?;
         add(parsed, name.len(), value)?;
+    }
+    if expected_last == ExpectedLast::Later {
+        size += EXPECTED_LAST.len() + ": \r\n".len() + u64::MAX.to_string().len();
     }
     if message.id.is_empty() {
         return Err(invalid("the event has no id, and the broker would not recognise a copy of it"));
@@ -153,7 +174,7 @@ mod tests {
     }
 
     fn code(message: &OutboundMessage, limits: Limits) -> Option<Code> {
-        headers(message, Some(41), 40, limits).err().map(|fault| {
+        headers(message, ExpectedLast::Sequence(41), 40, limits).err().map(|fault| {
             assert_eq!(fault.action, Action::Refuse);
             fault.code
         })
@@ -164,13 +185,15 @@ mod tests {
 
     #[test]
     fn id_and_expected_sequence_stand_beside_the_events_own_headers() {
-        let map = headers(&message(3), Some(41), 40, ROOMY).unwrap();
+        let map = headers(&message(3), ExpectedLast::Sequence(41), 40, ROOMY).unwrap();
         let value = |name: &str| map.get(name).map(|value| value.as_str().to_owned());
         assert_eq!(value("Nats-Msg-Id").as_deref(), Some("id-1"));
         assert_eq!(value("Nats-Expected-Last-Sequence").as_deref(), Some("41"));
         assert_eq!(value("Waljet-Position").as_deref(), Some("1:1:0/10:0"));
         assert_eq!(value("traceparent").as_deref(), Some("00-1"));
-        assert!(headers(&message(3), None, 40, ROOMY).unwrap().get("Nats-Expected-Last-Sequence").is_none());
+        assert!(
+            headers(&message(3), ExpectedLast::Not, 40, ROOMY).unwrap().get("Nats-Expected-Last-Sequence").is_none()
+        );
     }
 
     #[test]
@@ -194,8 +217,19 @@ mod tests {
     }
 
     #[test]
+    fn room_is_kept_for_the_sequence_that_is_named_later() {
+        let digits = u64::MAX.to_string().len();
+        let limits = |spare| Limits { max_payload: BLOCK - 2 + digits + spare, max_msg_size: None };
+        let mut map = headers(&message(3), ExpectedLast::Later, 40, limits(3)).unwrap();
+        assert!(map.get("Nats-Expected-Last-Sequence").is_none());
+        expect(&mut map, u64::MAX);
+        assert_eq!(map.get("Nats-Expected-Last-Sequence").unwrap().as_str().len(), digits);
+        assert!(headers(&message(3), ExpectedLast::Later, 40, limits(2)).is_err());
+    }
+
+    #[test]
     fn a_long_line_is_refused_before_it_costs_the_connection() {
-        let fault = headers(&message(1), Some(1), 4096, ROOMY).unwrap_err();
+        let fault = headers(&message(1), ExpectedLast::Sequence(1), 4096, ROOMY).unwrap_err();
         assert_eq!((fault.code, fault.action), (error::SUBJECT_TOO_LONG, Action::Refuse));
     }
 
@@ -227,7 +261,7 @@ mod tests {
     #[test]
     fn a_refusal_names_limit_and_size_and_not_the_content() {
         let limits = Limits { max_payload: 10, max_msg_size: None };
-        let fault = headers(&message(3), None, 40, limits).unwrap_err();
+        let fault = headers(&message(3), ExpectedLast::Not, 40, limits).unwrap_err();
         let text = fault.summary();
         assert!(text.contains("10") && text.contains(&(BLOCK - 33 + 3).to_string()), "{text}");
         assert!(!text.contains("xxx") && !text.contains("00-1"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use waljet_pipeline::{Action, Code, Fault, PublisherMode, Rejection};
 
-use crate::explain::explain;
+use crate::explain::Explaining;
 use crate::generation::Ending;
 use crate::sink::{JetStreamSink, no_generation};
 use crate::{error, limits, subject};
@@ -32,18 +32,7 @@ impl JetStreamSink {
     ///
     /// The ending stays until it is told.
     pub(crate) async fn tell(&mut self) -> Rejection {
-        let looked_up =
-            match self.generation.as_ref().and_then(|generation| generation.ending.as_ref().map(|e| (generation, e))) {
-                Some((generation, Ending::Silent { token, silence })) => {
-                    let about = generation.subject(token.unwrap_or(generation.next_ack)).to_owned();
-                    let (token, silence) = (*token, *silence);
-                    match self.api(EXPLAIN) {
-                        Some(api) => Some((token, explain(&api, &self.stream.stream, &about, silence).await)),
-                        None => None,
-                    }
-                }
-                _ => None,
-            };
+        let looked_up = self.look_up().await;
         if let Some(fault) = self.permission_behind_fence().await {
             self.end(&fault);
             return Rejection { token: None, fault };
@@ -51,11 +40,13 @@ impl JetStreamSink {
         let Some(generation) = &mut self.generation else {
             return Rejection { token: None, fault: no_generation() };
         };
+        let mut foreign = false;
         let (token, fault) = match (looked_up, &mut generation.ending) {
             (Some((token, fault)), _) => (token, fault),
             (None, Some(Ending::Known { token, fault, fence })) => {
                 if *fence {
-                    self.modes.fence(generation.stored);
+                    // Batches can do without the fence, beside another publisher.
+                    foreign = self.modes.fence(generation.stored) && generation.mode == PublisherMode::Fast;
                     self.watch.send_modify(|watch| watch.fence_failures += 1);
                 }
                 (*token, fault.take().unwrap_or_else(no_generation))
@@ -63,7 +54,23 @@ impl JetStreamSink {
             (None, _) => (None, no_generation()),
         };
         self.end(&fault);
+        if foreign {
+            self.foreign_publisher();
+        }
         Rejection { token, fault }
+    }
+
+    /// Finds out why the broker is silent, where that is how the generation ended.
+    async fn look_up(&mut self) -> Option<(Option<u64>, Fault)> {
+        let api = self.api(EXPLAIN)?;
+        let generation = self.generation.as_mut()?;
+        let Some(Ending::Silent { token, silence, .. }) = &generation.ending else { return None };
+        let (token, silence) = (*token, *silence);
+        let about = generation.subject(token.unwrap_or(generation.next_ack)).to_owned();
+        let Some(Ending::Silent { explaining, .. }) = &mut generation.ending else { return None };
+        let stream = self.stream.stream.clone();
+        let explaining = explaining.get_or_insert_with(|| Explaining::begin(api, stream, about, silence));
+        Some((token, explaining.done().await))
     }
 
     /// Finds the refused permission behind a fence or a gap: the message that the server would not take is the one missing.

@@ -1,5 +1,9 @@
 //! Why the broker is silent: a look at the stream after acknowledgements failed to come.
 
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use waljet_pipeline::{Action, Fault};
@@ -16,8 +20,33 @@ pub(crate) enum Silence {
     NoResponders,
 }
 
+/// A look that goes on however often the wait for it is cancelled.
+pub(crate) struct Explaining(Mutex<Pin<Box<dyn Future<Output = Fault> + Send>>>);
+
+impl Explaining {
+    /// Begins to look.
+    pub(crate) fn begin(api: Api, stream: String, about: String, silence: Silence) -> Self {
+        Self(Mutex::new(Box::pin(async move { explain(&api, &stream, &about, silence).await })))
+    }
+
+    /// Waits for what is found. Not to be called again once it returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// A cancelled call goes on with the next one.
+    pub(crate) async fn done(&mut self) -> Fault {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).as_mut().await
+    }
+}
+
+impl fmt::Debug for Explaining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Explaining").finish_non_exhaustive()
+    }
+}
+
 /// Looks the stream up and says which of the causes it is. All of them may heal.
-pub(crate) async fn explain(api: &Api, stream: &str, about: &str, silence: Silence) -> Fault {
+async fn explain(api: &Api, stream: &str, about: &str, silence: Silence) -> Fault {
     let what = match silence {
         Silence::Timeout(limit) => format!("publish to {about:?}: no acknowledgement within {limit:?}"),
         Silence::NoResponders => format!("publish to {about:?}: no stream takes it"),

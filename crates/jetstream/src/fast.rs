@@ -12,6 +12,11 @@
 //! next begins when the one before has ended with all of its messages in; what is sent meanwhile waits in the queue.
 //! A batch is always sent whole and ends with a commit, so none is ever idle, and a lone message costs one round trip.
 //!
+//! A batch of an earlier connection may still arrive when a later one is under way. The broker refuses its messages by
+//! their ids; and where the stream is ours alone, by the sequence that the stream must be at, which a batch names with
+//! its first message. What of an older batch comes behind its first message comes within the 10 s after which the
+//! broker forgets a batch; so where the ids are forgotten about as soon, every message names its sequence.
+//!
 //! On a stream of several servers a message counts as come in, too, when an earlier copy of it is on its way through
 //! the servers' log, from which a leader that dies can still take it back. So there only the end of a batch counts,
 //! and only where the stream holds its last message as this batch stored it: in the log, all others stand before it.
@@ -26,13 +31,15 @@ use waljet_pipeline::{Ack, Action, Fault, Position};
 
 use crate::ack::Answer;
 use crate::api::{Stored, StreamInfo};
-use crate::error;
 use crate::provision::{BATCHES_SINCE, version};
+use crate::{encode, error};
 
 /// Acknowledgements within a batch come after so many messages at most: the server gives no fewer.
 const MOST_FLOW: usize = 500;
 /// What a batch adds to the reply subject at most, beside its id: number, flow, mode, n and op.
 const SUFFIX: usize = ".-18446744073709551615.500.fail.18446744073709551615.2.$FI".len();
+/// The shortest duplicate window that surely outlasts the broker's memory of a silent batch.
+const ROOMY_WINDOW: Duration = Duration::from_secs(30);
 /// After so long without an answer the broker is asked how far a batch is: a leader that has changed tells of what it
 /// misses only when something more comes in.
 const ASK_AFTER: Duration = Duration::from_secs(1);
@@ -63,6 +70,8 @@ pub(crate) struct Rules {
     pub(crate) replicated: bool,
     /// Others publish to the stream, so that its sequence says nothing.
     pub(crate) shared: bool,
+    /// How long the broker remembers ids.
+    pub(crate) duplicate_window: Duration,
 }
 
 impl Rules {
@@ -70,6 +79,11 @@ impl Rules {
     /// while the next is made.
     fn most(&self) -> usize {
         if self.replicated { (self.window / 2).max(1) } else { self.window }
+    }
+
+    /// Returns whether the message at this index names the sequence that the stream must be at.
+    fn names_sequence(&self, index: usize) -> bool {
+        !self.shared && (index == 0 || self.duplicate_window < ROOMY_WINDOW)
     }
 
     /// Messages from one acknowledgement within a batch to the next.
@@ -189,9 +203,12 @@ impl Batches {
         });
         self.begun += 1;
         self.next += len as u64;
-        let (id, flow) = (self.id(), self.rules.flow());
+        let (id, flow, rules) = (self.id(), self.rules.flow(), &self.rules);
         let numbered = self.queue.drain(..len).enumerate().map(|(index, message)| {
-            let Queued { subject, headers, payload, .. } = message;
+            let Queued { subject, mut headers, payload, .. } = message;
+            if rules.names_sequence(index) {
+                encode::expect(&mut headers, base + index as u64);
+            }
             let op = match index + 1 {
                 n if n == len => 2,
                 1 => 0,

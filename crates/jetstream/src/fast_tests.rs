@@ -9,7 +9,11 @@ use waljet_pipeline::Code;
 const BASE: u64 = 100;
 
 fn batches(window: usize, replicated: bool) -> Batches {
-    Batches::new(Rules { id: "id".into(), window, replicated, shared: false })
+    rules(Rules { id: "id".into(), window, replicated, shared: false, duplicate_window: ROOMY_WINDOW })
+}
+
+fn rules(rules: Rules) -> Batches {
+    Batches::new(rules)
 }
 
 fn position(ordinal: u64) -> Position {
@@ -67,6 +71,22 @@ fn a_batch_begins_goes_on_and_commits_with_its_last_message() {
     let replies = begin(&mut batches);
     assert_eq!(replies, ["id-1.256.fail.1.0.$FI", "id-1.256.fail.2.1.$FI", "id-1.256.fail.3.2.$FI"]);
     assert!(replies.iter().all(|reply| reply.len() <= batches.reply_len()));
+}
+
+#[test]
+fn a_batch_names_the_sequence_it_begins_at_and_every_one_where_ids_are_forgotten_soon() {
+    let short = Duration::from_secs(1);
+    for (shared, duplicate_window, named) in [
+        (false, ROOMY_WINDOW, [Some("100"), None, None]),
+        (false, short, [Some("100"), Some("101"), Some("102")]),
+        (true, short, [None; 3]),
+    ] {
+        let mut batches = rules(Rules { id: "id".into(), window: 16, replicated: false, shared, duplicate_window });
+        push(&mut batches, 3);
+        for (message, named) in batches.begin(BASE, Instant::now()).unwrap().iter().zip(named) {
+            assert_eq!(message.headers.get("Nats-Expected-Last-Sequence").map(|value| value.as_str()), named);
+        }
+    }
 }
 
 #[test]

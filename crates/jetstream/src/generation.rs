@@ -10,7 +10,7 @@ use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 use crate::ack::{self, Answer};
 use crate::api;
 use crate::error::{self, Verdict};
-use crate::explain::Silence;
+use crate::explain::{Explaining, Silence};
 use crate::fast::{Batches, Turn};
 use crate::limits::Limits;
 use crate::writing::Writing;
@@ -38,8 +38,10 @@ pub(crate) struct Generation {
     pub(crate) next_token: u64,
     /// The oldest unacknowledged message's token.
     pub(crate) next_ack: u64,
-    /// Messages under way, the oldest first.
-    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Messages under way, the oldest first; in lanes mode with what is acknowledged already among them.
+    pub(crate) in_flight: VecDeque<Option<InFlight>>,
+    /// How many messages are under way.
+    pub(crate) under_way: usize,
     /// Messages that this generation stored, without duplicates.
     pub(crate) stored: u64,
     /// The sequence of the last acknowledgement.
@@ -63,12 +65,16 @@ pub(crate) enum Ending {
     /// This fault; taken out when it is told.
     Known { token: Option<u64>, fault: Option<Fault>, fence: bool },
     /// The reason is to be looked up.
-    Silent { token: Option<u64>, silence: Silence },
+    Silent { token: Option<u64>, silence: Silence, explaining: Option<Explaining> },
 }
 
 impl Ending {
     pub(crate) fn known(token: Option<u64>, fault: Fault) -> Self {
         Self::Known { token, fault: Some(fault), fence: false }
+    }
+
+    pub(crate) fn silent(token: Option<u64>, silence: Silence) -> Self {
+        Self::Silent { token, silence, explaining: None }
     }
 }
 
@@ -86,7 +92,8 @@ pub(crate) enum Taken {
 impl Generation {
     /// Notes a message that is about to be handed to the connection, or to wait for its batch.
     pub(crate) fn sending(&mut self, subject: Subject) {
-        self.in_flight.push_back(InFlight { subject, sent_at: Instant::now() });
+        self.in_flight.push_back(Some(InFlight { subject, sent_at: Instant::now() }));
+        self.under_way += 1;
         self.next_token += 1;
     }
 
@@ -94,7 +101,7 @@ impl Generation {
     pub(crate) fn deadline(&self, ack_timeout: Duration) -> Option<Instant> {
         match &self.batches {
             Some(batches) => batches.deadline(ack_timeout),
-            None => self.in_flight.front().map(|oldest| oldest.sent_at + ack_timeout),
+            None => self.in_flight.iter().flatten().next().map(|oldest| oldest.sent_at + ack_timeout),
         }
     }
 
@@ -109,6 +116,22 @@ impl Generation {
             return Taken::Nothing;
         };
         match answer {
+            // Old clusters answer so, with a sequence of their guess, for an id that is only being stored.
+            Answer::Stored { sequence, duplicate: true } if sequence > self.last_sequence => {
+                let what = format!(
+                    "publish to {:?}: the broker has its id at {sequence}, which was not seen to be stored",
+                    self.subject(token)
+                );
+                self.ending = Some(Ending::known(None, Fault::new(error::DUPLICATE_IN_PROCESS, Action::Retry, what)));
+            }
+            Answer::Stored { sequence, duplicate: false } if sequence <= self.base => {
+                let what =
+                    format!("stream {stream:?} stored a message at {sequence}, and its last one was {}", self.base);
+                self.ending = Some(Ending::known(None, Fault::new(error::ACK_STREAM, Action::Retry, what)));
+            }
+            Answer::Stored { sequence, duplicate } if self.mode == PublisherMode::Lanes => {
+                return self.acknowledged_alone(Ack { token, sequence, duplicate });
+            }
             Answer::Stored { sequence, duplicate } if token == self.next_ack => {
                 return self.acknowledged(Ack { token, sequence, duplicate });
             }
@@ -168,7 +191,7 @@ impl Generation {
                 let fence = error::classify(err_code) == Verdict::Fence;
                 Ending::Known { token, fault: Some(fault), fence }
             }
-            Answer::Status(503) => Ending::Silent { token, silence: Silence::NoResponders },
+            Answer::Status(503) => Ending::silent(token, Silence::NoResponders),
             Answer::Status(429) => {
                 let fault =
                     Fault::new(error::OVERLOADED, Action::Retry, "the broker dropped messages that came in too fast");
@@ -187,14 +210,34 @@ impl Generation {
     /// Returns the subject of a message under way.
     pub(crate) fn subject(&self, token: u64) -> &str {
         let at = token.checked_sub(self.next_ack).and_then(|at| usize::try_from(at).ok());
-        at.and_then(|at| self.in_flight.get(at)).map_or("", |sent| sent.subject.as_str())
+        at.and_then(|at| self.in_flight.get(at)?.as_ref()).map_or("", |sent| sent.subject.as_str())
     }
 
     /// Takes off what is stored.
     fn acknowledged(&mut self, ack: Ack) -> Taken {
         while self.next_ack <= ack.token && self.in_flight.pop_front().is_some() {
             self.next_ack += 1;
+            self.under_way -= 1;
             self.stored += u64::from(!ack.duplicate);
+        }
+        self.last_sequence = self.last_sequence.max(ack.sequence);
+        Taken::Ack(ack)
+    }
+}
+
+impl Generation {
+    /// Takes off one message that is stored, whatever is before it.
+    fn acknowledged_alone(&mut self, ack: Ack) -> Taken {
+        let at = ack.token.checked_sub(self.next_ack).and_then(|at| usize::try_from(at).ok());
+        if at.and_then(|at| self.in_flight.get_mut(at)).and_then(Option::take).is_none() {
+            self.ending = Some(Ending::known(None, unexpected("a message was acknowledged twice")));
+            return Taken::Nothing;
+        }
+        self.under_way -= 1;
+        self.stored += u64::from(!ack.duplicate);
+        while self.in_flight.front().is_some_and(Option::is_none) {
+            self.in_flight.pop_front();
+            self.next_ack += 1;
         }
         self.last_sequence = self.last_sequence.max(ack.sequence);
         Taken::Ack(ack)

@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_secs(600);
 /// Ends of a batch generation that the broker should not have given cause for.
 const ODD: [Code; 4] = [error::BATCH, error::DUPLICATE_IN_PROCESS, error::UNEXPECTED_ANSWER, error::ACK_TIMEOUT];
 
-/// Chooses between fast, chain and serial.
+/// Chooses between fast, chain, lanes and serial.
 #[derive(Debug)]
 pub(crate) struct Modes {
     choice: ModeChoice,
@@ -70,12 +70,13 @@ impl Modes {
         match self.choice {
             ModeChoice::Fast => PublisherMode::Fast,
             ModeChoice::Chain => PublisherMode::Chain,
+            ModeChoice::Lanes => PublisherMode::Lanes,
             ModeChoice::Serial => PublisherMode::Serial,
             ModeChoice::Auto if self.batches_work(now) => {
                 self.slow_since = None;
                 PublisherMode::Fast
             }
-            ModeChoice::Auto if stream.shared => PublisherMode::Serial,
+            ModeChoice::Auto if stream.shared => PublisherMode::Lanes,
             ModeChoice::Auto => {
                 if self.is_clean(now) {
                     self.fallen_back = false;
@@ -87,12 +88,15 @@ impl Modes {
         }
     }
 
-    /// Notes that a generation ended at the fence.
-    pub(crate) fn fence(&mut self, stored: u64) {
+    /// Notes that a generation ended at the fence; returns whether that was so often that somebody else must be
+    /// publishing.
+    pub(crate) fn fence(&mut self, stored: u64) -> bool {
         self.fences = if stored == 0 { self.fences + 1 } else { 1 };
-        if self.fences >= FENCES_BEFORE_SERIAL {
+        let often = self.fences >= FENCES_BEFORE_SERIAL;
+        if often {
             self.fall_back();
         }
+        often
     }
 
     /// Notes how a batch generation ended, after so many acknowledgements.
@@ -198,9 +202,10 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_stream_without_batches_is_written_one_by_one_and_a_choice_is_kept() {
+    fn a_shared_stream_without_batches_is_written_by_key_and_a_choice_is_kept() {
         let now = Instant::now();
-        assert_eq!(Modes::new(ModeChoice::Auto).next(SHARED, now), PublisherMode::Serial);
+        assert_eq!(Modes::new(ModeChoice::Auto).next(SHARED, now), PublisherMode::Lanes);
+        assert_eq!(Modes::new(ModeChoice::Lanes).next(OWN, now), PublisherMode::Lanes);
         let mut chain = Modes::new(ModeChoice::Chain);
         chain.foreign(now);
         assert_eq!(chain.next(Traits { batches: true, ..SHARED }, now), PublisherMode::Chain);

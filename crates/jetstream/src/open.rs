@@ -52,6 +52,7 @@ impl JetStreamSink {
                 window: self.lane.window,
                 replicated: info.config.num_replicas > 1,
                 shared: shared || self.watch.borrow().foreign_publisher,
+                duplicate_window: Duration::from_nanos(info.config.duplicate_window.try_into().unwrap_or(0)),
             })
         });
         let acks = connection.client.subscribe(format!("{prefix}>")).await.map_err(|cause| {
@@ -71,6 +72,7 @@ impl JetStreamSink {
             next_token: 0,
             next_ack: 0,
             in_flight: VecDeque::with_capacity(max_in_flight),
+            under_way: 0,
             stored: 0,
             last_sequence: base,
             violations_before: connection.news.borrow().violations,

@@ -225,14 +225,16 @@ impl Default for LaneOptions {
 /// Which mode the lane works in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// Fast where server and stream know batches; otherwise chain, and serial for as long as another publisher writes
-    /// to the stream.
+    /// Fast where server and stream know batches; otherwise lanes on a stream that takes other subjects, too; otherwise
+    /// chain, and serial for as long as another publisher writes to the stream.
     #[default]
     Auto,
     /// Always fast: server and stream must know batches.
     Fast,
     /// Always chain: the stream must have no other publisher.
     Chain,
+    /// Always one message of each ordering key at a time.
+    Lanes,
     /// Always one message at a time.
     Serial,
 }

@@ -9,7 +9,7 @@ use waljet_pipeline::{Ack, Action, Fault, Opened, OutboundMessage, Position, Pub
 
 use crate::api::inbox_filter;
 use crate::connect::Connection;
-use crate::encode;
+use crate::encode::{self, ExpectedLast};
 use crate::error;
 use crate::explain::Silence;
 use crate::fast::{Batches, Queued};
@@ -96,8 +96,8 @@ impl Sink for JetStreamSink {
         if lost {
             return Err(self.fail(disconnected()));
         }
-        if token != generation.next_token || generation.in_flight.len() >= generation.max_in_flight {
-            let (due, under_way, most) = (generation.next_token, generation.in_flight.len(), generation.max_in_flight);
+        if token != generation.next_token || generation.under_way >= generation.max_in_flight {
+            let (due, under_way, most) = (generation.next_token, generation.under_way, generation.max_in_flight);
             let what =
                 format!("token {token} was sent where {due} was due, with {under_way} of {most} messages under way");
             return Err(self.fail(Fault::new(error::MISUSE, Action::Halt, what)));
@@ -139,7 +139,7 @@ impl Sink for JetStreamSink {
             let message = match came {
                 Some(message) => message,
                 None => {
-                    let idle = generation.in_flight.is_empty();
+                    let idle = generation.under_way == 0;
                     if let Some(mode) = self.modes.wants(generation.mode, Instant::now()).filter(|_| idle) {
                         let what = format!("what stood against mode {mode} is over: back to it");
                         let fault = Fault::new(error::MODE_CHANGE, Action::Retry, what);
@@ -178,7 +178,10 @@ impl JetStreamSink {
             return Err(no_generation());
         };
         let reply = format!("{}{token}", generation.prefix);
-        let expected = (generation.mode == PublisherMode::Chain).then(|| generation.base + token);
+        let expected = match generation.mode {
+            PublisherMode::Chain => ExpectedLast::Sequence(generation.base + token),
+            _ => ExpectedLast::Not,
+        };
         let headers = match encode::headers(message, expected, reply.len(), generation.limits) {
             Ok(headers) => headers,
             Err(fault) => return Err(self.refused(fault).await),
@@ -200,7 +203,7 @@ impl JetStreamSink {
         let Some(Generation { batches: Some(batches), prefix, limits, .. }) = &self.generation else {
             return Err(no_generation());
         };
-        let headers = match encode::headers(message, None, prefix.len() + batches.reply_len(), *limits) {
+        let headers = match encode::headers(message, ExpectedLast::Later, prefix.len() + batches.reply_len(), *limits) {
             Ok(headers) => headers,
             Err(fault) => return Err(self.refused(fault).await),
         };
@@ -342,7 +345,7 @@ impl JetStreamSink {
             generation.ending = Some(Ending::known(None, disconnected()));
         } else if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             let silence = Silence::Timeout(self.lane.ack_timeout);
-            generation.ending = Some(Ending::Silent { token: None, silence });
+            generation.ending = Some(Ending::silent(None, silence));
         } else if ask.is_some_and(|ask| ask <= Instant::now()) {
             self.ask();
         }

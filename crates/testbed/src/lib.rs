@@ -50,7 +50,7 @@ mod workload;
 pub use binaries::Pair;
 pub use books::Books;
 pub use http::{HttpResponse, http_get};
-pub use nats::{JetStream, Nats, NatsCluster, NatsOptions};
+pub use nats::{JetStream, Nats, NatsCluster, NatsOptions, addresses};
 pub use port::PortLease;
 pub use postgres::{Auth, Durability, Postgres, PostgresOptions};
 pub use program::{Program, ProgramOptions};

@@ -66,6 +66,11 @@ impl NatsOptions {
     }
 }
 
+/// Splits what [`NatsCluster::url`] returns into what a client connects to.
+pub fn addresses(url: &str) -> Vec<String> {
+    url.split(',').map(str::to_owned).collect()
+}
+
 /// A private nats-server; dropping it stops it and removes its streams.
 ///
 /// The methods that change its state run one after the other, on a thread of their own.

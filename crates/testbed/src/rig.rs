@@ -16,7 +16,7 @@ use crate::program::without_ours;
 use crate::workload::connect;
 use crate::{
     Books, HttpResponse, Nats, NatsOptions, Pair, PortLease, Postgres, PostgresOptions, Program, ProgramOptions,
-    http_get, wait_for,
+    addresses, http_get, wait_for,
 };
 
 /// The slot that the rig configures.
@@ -55,6 +55,8 @@ pub struct Rig {
     pub postgres: Postgres,
     /// The broker.
     pub nats: Nats,
+    /// Where the stream is read.
+    broker: String,
     admin: PortLease,
     settings: BTreeMap<String, String>,
     program: PathBuf,
@@ -76,6 +78,7 @@ impl Rig {
             program: options.program,
             relay: None,
             postgres,
+            broker: nats.url(),
             nats,
             admin,
         };
@@ -96,6 +99,16 @@ impl Rig {
     /// The file cannot be written.
     pub fn set(&mut self, key: &str, text: &str) -> Result<()> {
         self.set_raw(key, &format!("{text:?}"))
+    }
+
+    /// Takes another broker than the rig's own, such as a cluster: for the relay and for the books.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn use_broker(&mut self, url: &str) -> Result<()> {
+        url.clone_into(&mut self.broker);
+        self.set("nats.url", url)
     }
 
     /// Sets a key of the configuration to a value as TOML writes it.
@@ -283,7 +296,7 @@ impl Rig {
     ///
     /// The broker does not answer.
     pub async fn stored(&self) -> Result<u64> {
-        stored(&self.nats.url()).await
+        stored(&self.broker).await
     }
 
     /// Waits until the stream holds as many messages as the table has rows, and the slot's confirmed position has
@@ -319,7 +332,7 @@ impl Rig {
     ///
     /// A server does not answer.
     pub async fn books(&self) -> Result<Books> {
-        Books::read(&self.postgres.url(), &self.nats.url(), STREAM).await
+        Books::read(&self.postgres.url(), &self.broker, STREAM).await
     }
 
     fn args(&self, args: &[&str]) -> Vec<OsString> {
@@ -335,7 +348,7 @@ impl Rig {
 ///
 /// The broker does not answer.
 pub async fn stored(nats: &str) -> Result<u64> {
-    let client = async_nats::connect(nats).await?;
+    let client = async_nats::connect(addresses(nats)).await?;
     let mut stream = async_nats::jetstream::new(client).get_stream(STREAM).await?;
     Ok(stream.info().await?.state.messages)
 }

@@ -12,7 +12,7 @@ async fn all_mistakes_are_told_at_once_with_the_nearest_key_and_what_a_key_takes
     rig.set_raw("window.max_event", "7")?;
     rig.set_raw("window.max_events", "0")?;
     rig.set("window.max_bytes", "much")?;
-    rig.set("publisher.mode", "fast")?;
+    rig.set("dead_letter.order", "park")?;
     rig.set("postgres.on_gap", "catch-up")?;
     rig.set("dead_letter.store", "postgres")?;
     rig.set("nats.url", "http://127.0.0.1")?;
@@ -26,9 +26,9 @@ async fn all_mistakes_are_told_at_once_with_the_nearest_key_and_what_a_key_takes
             "did you mean postgres.slot?",
             "did you mean window.max_events?",
             "window.max_events",
-            "expected a whole number from 1 to 65536, found 0 [config-value]",
+            "expected a whole number from 1 to 4096, found 0 [config-value]",
             "window.max_bytes",
-            "\"fast\" is not in this version",
+            "\"park\" is not in this version",
             "\"catch-up\" is not in this version",
             "dead_letter.store",
             "nats.url",

@@ -42,6 +42,7 @@ pub(super) fn build(effective: &Effective) -> Config {
             mode: match values.text("publisher.mode").as_str() {
                 "fast" => ModeChoice::Fast,
                 "chain" => ModeChoice::Chain,
+                "lanes" => ModeChoice::Lanes,
                 "serial" => ModeChoice::Serial,
                 _ => ModeChoice::Auto,
             },

@@ -171,9 +171,9 @@ pub(crate) const KEYS: &[Key] = &[
     unset("nats.tls.key", Kind::Path, "The client's key."),
     key(
         "publisher.mode",
-        Kind::Choice { values: &["auto", "fast", "chain", "serial"], later: &["lanes"] },
+        choice(&["auto", "fast", "chain", "lanes", "serial"]),
         "auto",
-        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `serial` one event at a time; `auto` takes the first of them that keeps the order.",
+        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `lanes` one event of each ordering key at a time, `serial` one event at a time; `auto` takes the first of them that keeps the order.",
     ),
     key(
         "publisher.ack_timeout",
@@ -183,7 +183,7 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         "window.max_events",
-        Kind::Integer { min: 1, max: 65_536 },
+        Kind::Integer { min: 1, max: 4096 },
         "1024",
         "How many events may be unacknowledged at once.",
     ),

@@ -247,7 +247,7 @@ mod tests {
             in_file("postgres.slot", Raw::Text("Bad-Slot".into())),
             in_file("postgres.slto", Raw::Text("x".into())),
             in_env("window.max_events", "0"),
-            in_file("publisher.mode", Raw::Text("lanes".into())),
+            in_file("dead_letter.order", Raw::Text("park".into())),
             in_file("replay", Raw::Other("a table")),
         ]);
         assert_eq!(
@@ -256,8 +256,8 @@ mod tests {
                 "postgres.slto (w.toml:3): no such key [config-unknown-key]",
                 "replay (w.toml:3): replaying from the stream of changes is not in this version [config-not-in-this-version]",
                 "postgres.slot (w.toml:3): expected 1 to 63 lower-case letters, digits and underscores, found \"Bad-Slot\" [config-value]",
-                "publisher.mode (w.toml:3): \"lanes\" is not in this version, which has \"auto\" or \"fast\" or \"chain\" or \"serial\" [config-not-in-this-version]",
-                "window.max_events (environment WALJET_WINDOW__MAX_EVENTS): expected a whole number from 1 to 65536, found \"0\" [config-value]",
+                "window.max_events (environment WALJET_WINDOW__MAX_EVENTS): expected a whole number from 1 to 4096, found \"0\" [config-value]",
+                "dead_letter.order (w.toml:3): \"park\" is not in this version, which has \"halt\" [config-not-in-this-version]",
             ]
         );
         assert!(effective.is_set("postgres.slot"));

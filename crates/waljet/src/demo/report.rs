@@ -35,7 +35,7 @@ impl Report {
     }
 
     fn json(&self) -> String {
-        let Books { committed, stored, lost, doubled, reordered, foreign } = self.books;
+        let Books { committed, stored, lost, doubled, reordered, foreign, .. } = self.books;
         let value = json!({
             "committed": committed, "stored": stored,
             "lost": lost, "doubled": doubled, "reordered": reordered, "foreign": foreign,
@@ -47,7 +47,7 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let Books { committed, stored, lost, doubled, reordered, foreign } = self.books;
+        let Books { committed, stored, lost, doubled, reordered, foreign, .. } = self.books;
         let verdict = if self.books.balanced() { "The books balance." } else { "THE BOOKS DO NOT BALANCE." };
         let killed = self.kills.join(", ");
         format!(
