@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tokio_postgres::Client;
-use waljet_integration::{commit_singly, confirmed, newest, oldest};
+use waljet_integration::{commit_singly, confirmed, foreign_wal, newest, oldest, status, walsender};
 use waljet_testbed::{Rig, connect, wait_for};
 
 use super::{LIMIT, stored};
@@ -86,10 +86,10 @@ async fn broken_and_mended(mut rig: Rig, broken: &Break) -> Result<()> {
     // It stands where the proof ends, for as long as nobody mends it.
     let held = confirmed(&client).await?;
     ensure!((good..=skipped_from).contains(&held), "confirmed {held}, broken at {skipped_from}");
-    waljet_integration::foreign_wal(&client, 1).await?;
+    foreign_wal(&client, 1).await?;
     let seen = wal_end(&client).await?;
     wait_for("the relay to have seen the foreign WAL", LIMIT, async || {
-        let proven = waljet_integration::status(&rig).await?["postgres"]["wal_end"].to_string();
+        let proven = status(&rig).await?["postgres"]["wal_end"].to_string();
         let sql = "SELECT ($1::text::pg_lsn - '0/0')::bigint";
         let at: i64 = client.query_one(sql, &[&proven.trim_matches('"')]).await?.get(0);
         Ok::<_, anyhow::Error>(at >= seen)
@@ -151,10 +151,14 @@ async fn a_relay_that_connects_again_while_the_publication_is_broken_waits_for_i
     rig.settle(LIMIT).await?;
     client.batch_execute(TABLE_DROPPED.sql).await?;
     red(&rig, &TABLE_DROPPED).await?;
-    let gone = waljet_integration::walsender(&client).await?;
+    let gone = walsender(&client).await?;
     client.execute("SELECT pg_terminate_backend($1)", &[&(gone as i32)]).await?;
-    let waiting = async || Ok::<_, anyhow::Error>(rig.get("/status").await?.body.contains("\"waiting\""));
-    wait_for("the source to wait", LIMIT, waiting).await?;
+    let waiting = async || {
+        let source = status(&rig).await?["source"].clone();
+        ensure!(source["state"] == "waiting" && source["fault"]["code"] == TABLE_DROPPED.code, "{source}");
+        Ok::<_, anyhow::Error>(true)
+    };
+    wait_for("the source to wait for the publication", LIMIT, waiting).await?;
     red(&rig, &TABLE_DROPPED).await?;
     client.batch_execute(TABLE_DROPPED.mend).await?;
     commit_singly(&client, 10).await?;
