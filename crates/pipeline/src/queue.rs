@@ -281,6 +281,8 @@ impl Queue {
         if let Some(number) = self.held.take().or_else(|| self.keys.next_ready()) {
             return Some(number);
         }
+        // What left the window may have taken entries along that were stored before.
+        self.cursor = self.cursor.max(self.window.front());
         while let Some(entry) = self.window.get(self.cursor) {
             let number = self.cursor;
             self.cursor += 1;

@@ -105,16 +105,19 @@ async fn run(seed: u64, fence: Fence) -> Books {
             Pipeline::new(database.source(), broker.sink(), options(&mut random), Arc::clone(&monitor), random.u64(..));
         let (stop, stopped) = watch::channel(false);
         let healed = Instant::now() >= troubled;
-        if healed {
-            database.heal();
-            broker.heal();
-        }
         let life = Duration::from_millis(if healed { 60_000 } else { random.u64(10..15_000) });
         let clean = random.bool();
         // A server that crashes forgets what it was told, and the relay may live on.
         let forget = (!healed && random.bool()).then(|| Duration::from_millis(random.u64(1..8_000)));
         let back_to = Lsn(random.u64(1..database.slot_confirmed().0.max(2)));
+        let heal_after = Duration::from_millis(random.u64(0..10_000));
         let end = async {
+            if healed {
+                // In the middle of a life: what a process has of its troubles must not outlast them.
+                tokio::time::sleep(heal_after).await;
+                database.heal();
+                broker.heal();
+            }
             if let Some(after) = forget.filter(|after| *after < life) {
                 tokio::time::sleep(after).await;
                 database.forget(back_to);
