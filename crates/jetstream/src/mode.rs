@@ -254,7 +254,7 @@ mod tests {
         let mut modes = Modes::new(ModeChoice::Auto);
         modes.batches_ended(error::STREAM_NO_BATCHES, 0, now);
         assert_eq!(modes.next(with, now), PublisherMode::Chain);
-        assert_eq!(modes.next(Traits { shared: true, ..with }, now), PublisherMode::Serial);
+        assert_eq!(modes.next(Traits { shared: true, ..with }, now), PublisherMode::Lanes);
         assert_eq!(modes.next(with, now + QUIET), PublisherMode::Fast);
     }
 }
