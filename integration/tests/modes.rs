@@ -14,7 +14,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Load that leaves the servers room to be killed in the middle of something.
 async fn load(rig: &Rig) -> Result<Workload> {
-    Workload::start(WorkloadOptions { rate: Some(400.0), ..WorkloadOptions::new(rig.postgres.url()) }).await
+    // One message at a time is slow, and more so on a busy machine.
+    let rate = if mode(rig).await? == "serial" { 60.0 } else { 400.0 };
+    Workload::start(WorkloadOptions { rate: Some(rate), ..WorkloadOptions::new(rig.postgres.url()) }).await
 }
 
 /// Stops the load, waits until all is stored, and reads the books.
@@ -23,7 +25,7 @@ async fn books(rig: &Rig, workload: Workload) -> Result<Books> {
     rig.settle(LIMIT).await?;
     let books = rig.books().await?;
     println!("{books}");
-    ensure!(books.committed > 100, "there was hardly any load: {books}");
+    ensure!(books.committed > 20, "there was hardly any load: {books}");
     Ok(books)
 }
 
@@ -105,7 +107,8 @@ async fn everything_breaks(name: &str) -> Result<Books> {
     // Above what can be stored by then: a limit below what the stream holds would make room by itself.
     let client = connect(&rig.postgres.url()).await?;
     let committed: i64 = client.query_one("SELECT count(*) FROM outbox", &[]).await?.get(0);
-    let full = |config: &mut Config| (config.max_messages, config.discard) = (committed + 1_500, DiscardPolicy::New);
+    let room = if name == "serial" { 200 } else { 1_500 };
+    let full = |config: &mut Config| (config.max_messages, config.discard) = (committed + room, DiscardPolicy::New);
     stream_config(&rig.nats.url(), full).await?;
     wait_for("the stream to be full", LIMIT, async || Ok::<_, anyhow::Error>(rig.log().contains("stream-full")))
         .await?;
