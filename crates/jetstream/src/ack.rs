@@ -1,7 +1,7 @@
 //! What comes back on a reply subject.
 //!
 //! ```text
-//! <inbox>.<generation>.<token>                                     in chain and serial mode
+//! <inbox>.<generation>.<token>                                     in chain, lanes and serial mode
 //! <inbox>.<generation>.<batch id>.<flow>.fail.<n>.<op>.$FI         in fast mode
 //! ```
 
