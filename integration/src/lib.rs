@@ -2,6 +2,9 @@
 //!
 //! The tests meet the relay as its users do: its commands, its configuration, its admin endpoint, and the two servers.
 
+mod pace;
+mod stream;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -10,6 +13,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tokio_postgres::Client;
 use waljet_testbed::{Pair, Rig, RigOptions, SLOT};
+
+pub use pace::{nap, not_ready_for, pause, progress, seed, stored};
+pub use stream::{broker, edit_stream, jetstream_at, leader_first, step_down};
 
 /// Returns the relay's program, built from this tree as users build it.
 ///
@@ -98,7 +104,7 @@ pub async fn walsender(client: &Client) -> Result<u32> {
     Ok(pid.context("nobody reads the slot")?.try_into()?)
 }
 
-/// Commits this many events, each in a transaction of its own, on 50 keys.
+/// Commits this many events, each in a transaction of its own, on 50 keys of their own.
 ///
 /// # Errors
 ///
@@ -108,7 +114,7 @@ pub async fn commit_singly(client: &Client, events: u32) -> Result<()> {
     let sql = format!(
         "DO $$ DECLARE base bigint := (SELECT count(*) FROM outbox); BEGIN FOR n IN 1..{events} LOOP
              INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-             VALUES ('single', (n % 50)::text, 'happened', jsonb_build_object('version', base + n));
+             VALUES ('single', 's' || n % 50, 'happened', jsonb_build_object('version', base + n));
              COMMIT;
          END LOOP; END $$"
     );

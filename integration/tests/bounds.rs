@@ -1,14 +1,16 @@
 //! Bounds: memory, log, WAL and time, whatever the servers do.
 //!
 //! The tests are small by default. The same at full size: `WALJET_FREEZE_SECONDS=60`, `WALJET_FOREIGN_MB=500`,
-//! `WALJET_LARGE_ROWS=1000000`.
+//! `WALJET_LARGE_ROWS=1000000`, `WALJET_LOST_ACKS=1000000`.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 use waljet_integration::{confirmed, foreign_wal, newest, options, status, walsender};
-use waljet_testbed::{Mode, Pair, Proxy, Rig, Workload, WorkloadOptions, connect, large_transaction, wait_for};
+use waljet_testbed::{
+    Direction, Mode, Pair, Proxy, Rig, Workload, WorkloadOptions, connect, large_transaction, wait_for,
+};
 
 /// How long a backlog may take to be worked off.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -205,4 +207,52 @@ async fn a_broker_that_is_away_for_long_costs_neither_memory_nor_log_nor_a_storm
     workload.stop().await;
     rig.settle(LIMIT).await?;
     rig.books().await?.check()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acknowledgements_that_are_lost_again_and_again_cost_no_memory() -> Result<()> {
+    let target = size("WALJET_LOST_ACKS", 20_000);
+    let mut rig = newest().await?;
+    let proxy = Proxy::start(rig.nats.port())?;
+    rig.set("nats.url", &rig.nats.url_at(proxy.port()))?;
+    // The mode in which the broker answers each message on its own.
+    rig.set("publisher.mode", "chain")?;
+    rig.set_raw("window.max_events", "4096")?;
+    rig.up().await?;
+    let pid = rig.relay()?.pid();
+    // What the stream held although no acknowledgement came is what was found there when it was read back.
+    let lost = async || Ok::<u64, anyhow::Error>(status(&rig).await?["events"]["skipped"].as_u64().unwrap_or(0));
+    let (mut committed, mut early, start) = (0, None, Instant::now());
+    while lost().await? < target {
+        if rig.stored().await? + 20_000 > committed {
+            large_transaction(&rig.postgres.url(), 50_000, 10).await?;
+            committed += 50_000;
+        }
+        proxy.set(Mode::Stall(Direction::ToClient))?;
+        // A window goes out; how much of it does not matter.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        proxy.set(Mode::Reset)?;
+        proxy.set(Mode::Pass)?;
+        let before = lost().await?;
+        wait_for("what was stored to be found", LIMIT, async || {
+            let stored = status(&rig).await?["events"]["stored"].as_u64();
+            Ok::<_, anyhow::Error>(lost().await? > before || rig.stored().await? >= committed && stored.is_some())
+        })
+        .await?;
+        ensure!(start.elapsed() < Duration::from_secs(target / 50) + LIMIT, "only {} of {target}", lost().await?);
+        // By a third of them the buffers have their size.
+        if early.is_none() && lost().await? > target / 3 {
+            early = memory_kib(pid, "VmRSS");
+        }
+    }
+    let late = memory_kib(pid, "VmRSS");
+    println!("{} acknowledgements lost in {:?}: {early:?} to {late:?} KiB", lost().await?, start.elapsed());
+    if let (Some(early), Some(late)) = (early, late) {
+        ensure!(late < early + (8 << 10), "from {early} to {late} KiB");
+    }
+    ensure!(rig.relay()?.pid() == pid, "the relay was restarted");
+    rig.settle(LIMIT).await?;
+    let stored = rig.stored().await?;
+    ensure!(stored == committed, "{stored} of {committed} are stored");
+    Ok(())
 }

@@ -100,21 +100,47 @@ fn every_relative_link_leads_to_a_file_and_to_a_heading_of_it() -> Result<()> {
     Ok(())
 }
 
+/// Where tests are looked for.
+struct Tests {
+    sources: Vec<(PathBuf, String)>,
+}
+
+impl Tests {
+    fn read() -> Result<Self> {
+        let mut sources = Vec::new();
+        for folder in ["crates", "integration"] {
+            for file in files(&root().join(folder), "rs")? {
+                sources.push((file.clone(), read(&file)?));
+            }
+        }
+        Ok(Self { sources })
+    }
+
+    /// Returns whether there is a function of this name.
+    fn function(&self, name: &str) -> bool {
+        self.sources.iter().any(|(_, text)| text.contains(&format!("fn {name}(")))
+    }
+
+    /// Returns whether there is a test of this name.
+    fn test(&self, name: &str) -> bool {
+        let function = format!("fn {name}(");
+        self.sources.iter().filter_map(|(_, text)| text.split_once(&function)).any(|(before, _)| {
+            let mut above = before.lines().rev().take(4);
+            above.any(|line| line.trim() == "#[test]" || line.trim().starts_with("#[tokio::test"))
+        })
+    }
+
+    /// Returns whether there is a file or folder of tests of this name, such as `faults`.
+    fn module(&self, name: &str) -> bool {
+        let tests = [format!("/tests/{name}.rs"), format!("/tests/{name}/")];
+        self.sources.iter().any(|(file, _)| tests.iter().any(|part| file.to_string_lossy().contains(part)))
+    }
+}
+
 #[test]
 fn every_test_that_the_guarantees_rest_on_exists() -> Result<()> {
     let page = read(&root().join("docs/guarantees.md"))?;
-    let mut sources = Vec::new();
-    for folder in ["crates", "integration"] {
-        for file in files(&root().join(folder), "rs")? {
-            sources.push((file.clone(), read(&file)?));
-        }
-    }
-    let function = |name: &str| sources.iter().any(|(_, text)| text.contains(&format!("fn {name}(")));
-    // The name of a file or folder of tests, such as `faults`.
-    let module = |name: &str| {
-        let tests = [format!("/tests/{name}.rs"), format!("/tests/{name}/")];
-        sources.iter().any(|(file, _)| tests.iter().any(|part| file.to_string_lossy().contains(part)))
-    };
+    let tests = Tests::read()?;
     let mut missing = Vec::new();
     let mut count = 0;
     for shown in page.split("*Shown by:*").skip(1) {
@@ -126,13 +152,45 @@ fn every_test_that_the_guarantees_rest_on_exists() -> Result<()> {
                 root().join("crates").join(name).join("src").join(rest.replace("::", "/")).with_extension("rs").exists()
             });
             let there = path.exists() || path.with_extension("rs").exists();
-            if !(there || of_crate || function(&span) || module(&span) || source_has(&sources, &span)) {
+            if !(there || of_crate || tests.function(&span) || tests.module(&span) || source_has(&tests.sources, &span))
+            {
                 missing.push(span);
             }
         }
     }
     ensure!(missing.is_empty(), "docs/guarantees.md names tests that do not exist: {missing:?}");
     ensure!(count > 10, "only {count} names were found");
+    Ok(())
+}
+
+#[test]
+fn every_fault_case_names_tests_that_exist_or_says_why_it_has_none() -> Result<()> {
+    let page = read(&root().join("docs/fault-cases.md"))?;
+    let tests = Tests::read()?;
+    let mut wrong = Vec::new();
+    let mut numbers = HashSet::new();
+    for row in page.lines().filter(|line| line.starts_with("| FC-")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [case, _, here, shown] = cells[..] else {
+            wrong.push(format!("{row}: expected four columns"));
+            continue;
+        };
+        let number = case.split(' ').next().unwrap_or_default();
+        if !numbers.insert(number) {
+            wrong.push(format!("{number} is listed twice"));
+        }
+        let names = spans(shown);
+        if names.is_empty() || here.is_empty() {
+            wrong.push(format!("{number} names no test and gives no reason"));
+        }
+        // Where there is no test the column says so in words.
+        let reason = shown.starts_with("none: ");
+        wrong.extend(
+            names.iter().filter(|name| !reason && !tests.test(name)).map(|name| format!("{number}: no test {name}")),
+        );
+    }
+    ensure!(wrong.is_empty(), "docs/fault-cases.md: {wrong:#?}");
+    ensure!(numbers.len() == 78, "{} cases were found", numbers.len());
     Ok(())
 }
 

@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking and printing")]
 
+mod atomic;
 mod bounds;
+mod cases;
+mod catch_up;
 mod delivery;
 mod documents;
 mod faults;
 mod modes;
 mod privileges;
+mod readback;
+mod soak;
 mod source_facts;
 mod wrong_things;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::{self, stream::Config, stream::DiscardPolicy};
-use waljet_integration::{newest, oldest, options, status};
+use waljet_integration::{edit_stream, nap, newest, not_ready_for, oldest, options, progress, status};
 use waljet_testbed::{
     Books, Direction, Mode, NatsCluster, NatsOptions, Pair, Proxy, Rig, STREAM, Workload, WorkloadOptions, addresses,
     connect, wait_for,
@@ -31,41 +31,6 @@ async fn books(rig: &Rig, workload: Workload) -> Result<Books> {
 
 async fn mode(rig: &Rig) -> Result<String> {
     Ok(status(rig).await?["sink"]["mode"].as_str().unwrap_or_default().to_owned())
-}
-
-async fn stream_config(url: &str, change: impl FnOnce(&mut Config)) -> Result<()> {
-    let context = jetstream::new(async_nats::connect(url).await?);
-    let mut config = context.get_stream(STREAM).await?.cached_info().config.clone();
-    change(&mut config);
-    context.update_stream(&config).await?;
-    Ok(())
-}
-
-async fn nap(millis: u64) {
-    tokio::time::sleep(Duration::from_millis(millis)).await;
-}
-
-/// Waits until as many more events are stored, so that the next fault meets a relay at work.
-async fn progress(rig: &Rig) -> Result<()> {
-    let mut before = None;
-    wait_for("the relay to go on", LIMIT, async || {
-        // A stream without a leader does not tell.
-        let stored = rig.stored().await?;
-        Ok::<_, anyhow::Error>(stored > *before.get_or_insert(stored) + 50)
-    })
-    .await?;
-    Ok(())
-}
-
-/// Waits until the relay is not ready for want of batches.
-async fn lacks_batches(rig: &Rig) -> Result<()> {
-    wait_for("the relay to say what is missing", LIMIT, async || {
-        let reason = rig.not_ready(LIMIT).await?;
-        ensure!(reason.contains("stream-without-batches"), "{reason}");
-        Ok::<_, anyhow::Error>(true)
-    })
-    .await?;
-    Ok(())
 }
 
 /// All faults of the broker's end, one after the other, under load.
@@ -109,11 +74,11 @@ async fn everything_breaks(name: &str) -> Result<Books> {
     let committed: i64 = client.query_one("SELECT count(*) FROM outbox", &[]).await?.get(0);
     let room = if name == "serial" { 200 } else { 1_500 };
     let full = |config: &mut Config| (config.max_messages, config.discard) = (committed + room, DiscardPolicy::New);
-    stream_config(&rig.nats.url(), full).await?;
+    edit_stream(&rig.nats.url(), full).await?;
     wait_for("the stream to be full", LIMIT, async || Ok::<_, anyhow::Error>(rig.log().contains("stream-full")))
         .await?;
     nap(500).await;
-    stream_config(&rig.nats.url(), |config| config.max_messages = -1).await?;
+    edit_stream(&rig.nats.url(), |config| config.max_messages = -1).await?;
     rig.ready().await?;
     assert_eq!(mode(&rig).await?, name);
     books(&rig, workload).await
@@ -197,7 +162,7 @@ async fn in_chain_mode_the_books_balance_while_leaders_die() -> Result<()> {
 async fn fast_mode_keeps_its_order_beside_another_publisher() -> Result<()> {
     let mut rig = newest().await?;
     rig.init().await?;
-    stream_config(&rig.nats.url(), |config| config.subjects.push("other.>".into())).await?;
+    edit_stream(&rig.nats.url(), |config| config.subjects.push("other.>".into())).await?;
     rig.start_relay()?;
     rig.ready().await?;
     assert_eq!(mode(&rig).await?, "fast");
@@ -233,7 +198,7 @@ async fn where_the_broker_knows_no_batches_automatic_mode_is_chain() -> Result<(
     rig.relay()?.kill()?;
     rig.set("publisher.mode", "fast")?;
     rig.start_relay()?;
-    lacks_batches(&rig).await
+    not_ready_for(&rig, "stream-without-batches").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,17 +206,17 @@ async fn fast_mode_waits_for_a_stream_that_allows_batches() -> Result<()> {
     let mut rig = newest().await?;
     rig.set("publisher.mode", "fast")?;
     rig.init().await?;
-    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
+    edit_stream(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
     rig.start_relay()?;
-    lacks_batches(&rig).await?;
-    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
+    not_ready_for(&rig, "stream-without-batches").await?;
+    edit_stream(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
     rig.ready().await?;
     let workload = load(&rig).await?;
     progress(&rig).await?;
     // Taken away again while it runs, it is waited for again.
-    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
-    lacks_batches(&rig).await?;
-    stream_config(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
+    edit_stream(&rig.nats.url(), |config| config.allow_batch_publish = false).await?;
+    not_ready_for(&rig, "stream-without-batches").await?;
+    edit_stream(&rig.nats.url(), |config| config.allow_batch_publish = true).await?;
     rig.ready().await?;
     books(&rig, workload).await?.check()
 }

@@ -16,6 +16,7 @@ authorization {
           "outbox.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.OUTBOX",
           "$JS.API.STREAM.MSG.GET.OUTBOX", "$JS.API.CONSUMER.CREATE.OUTBOX",
           "$JS.API.CONSUMER.MSG.NEXT.OUTBOX.>", "$JS.API.CONSUMER.DELETE.OUTBOX.>"
+          "$KV.waljet.>", "$JS.API.STREAM.MSG.GET.KV_waljet"
         ]
         subscribe: ["_INBOX.>"]
     } }
@@ -24,13 +25,20 @@ authorization {
 no_auth_user: admin
 "#;
 
-async fn smallest_privileges(pair: &Pair) -> Result<()> {
+async fn smallest_privileges(pair: &Pair, store: &str) -> Result<()> {
     let mut options = options(pair)?;
     options.nats.extra = USERS.to_owned();
     let mut rig = Rig::start(options).await?;
+    rig.set("checkpoint.store", store)?;
     rig.init().await?;
     let admin = connect(&rig.postgres.url()).await?;
-    admin.batch_execute("CREATE ROLE relay LOGIN REPLICATION").await?;
+    let grants = "CREATE ROLE relay LOGIN REPLICATION; GRANT USAGE ON SCHEMA waljet TO relay;
+                  GRANT SELECT, INSERT, UPDATE ON waljet.checkpoint TO relay";
+    if store == "postgres" {
+        admin.batch_execute(grants).await?;
+    } else {
+        admin.batch_execute("CREATE ROLE relay LOGIN REPLICATION").await?;
+    }
     rig.set("postgres.url", &rig.postgres.url().replace("postgres@", "relay@"))?;
     rig.set("nats.user", "relay")?;
     rig.set("nats.password", "secret")?;
@@ -60,16 +68,18 @@ async fn smallest_privileges(pair: &Pair) -> Result<()> {
     let status = rig.waljet(&["status"]).await?;
     ensure!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
     ensure!(rig.log().contains("stream read back"), "the relay had nothing to read back:\n{}", rig.log());
-    ensure!(!rig.log().contains("permission"), "{}", rig.log());
+    ensure!(!rig.log().contains("permission") && !rig.log().contains("checkpoint-"), "{}", rig.log());
+    let checkpoint = &waljet_integration::status(&rig).await?["checkpoint"];
+    ensure!(checkpoint["store"] == store && checkpoint["confirmed_lsn"].is_string(), "{checkpoint}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_privileges_are_enough() -> Result<()> {
-    smallest_privileges(&Pair::newest()?).await
+    smallest_privileges(&Pair::newest()?, "postgres").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_privileges_are_enough_on_the_oldest_servers() -> Result<()> {
-    smallest_privileges(&Pair::oldest()?).await
+    smallest_privileges(&Pair::oldest()?, "nats").await
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use waljet_pipeline::{Action, Fault, Position, headers};
+use waljet_pipeline::{Action, Fault, IdDigest, Position, headers};
 
 use crate::connect::{Connection, News};
 use crate::{base64, error};
@@ -49,6 +49,7 @@ pub(crate) struct StreamConfig {
     pub(crate) retention: String,
     pub(crate) storage: String,
     pub(crate) discard: String,
+    pub(crate) discard_new_per_subject: bool,
     pub(crate) max_age: i64,
     pub(crate) max_bytes: i64,
     pub(crate) max_msgs: i64,
@@ -56,10 +57,13 @@ pub(crate) struct StreamConfig {
     pub(crate) max_msg_size: i64,
     pub(crate) num_replicas: usize,
     pub(crate) duplicate_window: i64,
+    /// The sequence that the stream was created to begin with.
+    pub(crate) first_seq: u64,
     pub(crate) sealed: bool,
     pub(crate) no_ack: bool,
     pub(crate) allow_rollup_hdrs: bool,
     pub(crate) allow_batched: bool,
+    pub(crate) allow_atomic: bool,
     pub(crate) mirror: Option<Value>,
     pub(crate) sources: Option<Value>,
     pub(crate) subject_transform: Option<Value>,
@@ -74,6 +78,8 @@ pub(crate) struct StreamState {
     pub(crate) bytes: u64,
     pub(crate) first_seq: u64,
     pub(crate) last_seq: u64,
+    pub(crate) num_deleted: u64,
+    pub(crate) consumer_count: u64,
 }
 
 /// Who stores a stream.
@@ -84,12 +90,24 @@ pub(crate) struct ClusterInfo {
 }
 
 /// A message that a stream holds, as far as a publisher wants to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
     /// Its sequence.
     pub(crate) sequence: u64,
     /// The position it carries, where it is ours.
     pub(crate) position: Option<Position>,
+    /// Whether it carries a position that cannot be read: it is of another version of the relay.
+    pub(crate) unreadable: bool,
+    /// Its id.
+    pub(crate) id: Option<IdDigest>,
+}
+
+impl Stored {
+    /// Takes what the headers say.
+    pub(crate) fn new(sequence: u64, id: Option<IdDigest>, position: Option<&str>) -> Self {
+        let parsed = position.and_then(|text| text.parse().ok());
+        Self { sequence, position: parsed, unreadable: position.is_some() && parsed.is_none(), id }
+    }
 }
 
 /// Why a request failed.
@@ -169,15 +187,58 @@ impl Api {
         self.get(stream, json!({ "last_by_subj": filter })).await
     }
 
-    /// Creates a consumer that goes by itself when nobody asks it, and returns its name.
-    pub(crate) async fn create_consumer(&self, stream: &str, config: &Value) -> Result<String, ApiError> {
+    /// Reads sequence and body of the last message on `subject`, from the stream's leader.
+    pub(crate) async fn last_value(&self, stream: &str, subject: &str) -> Result<Option<(u64, Vec<u8>)>, ApiError> {
+        let request = format!("STREAM.MSG.GET.{stream}");
+        let query = json!({ "last_by_subj": subject }).to_string();
+        let Some(Message { seq, data, .. }) = message(&self.request_raw(&request, query.into()).await?)? else {
+            return Ok(None);
+        };
+        // An empty body is a deleted key, and must not be what cannot be read.
+        let body = base64::decode(&data).ok_or_else(|| {
+            let what = "the body of the message is not Base64";
+            ApiError::Other(Fault::new(error::UNEXPECTED_ANSWER, Action::Retry, what))
+        })?;
+        Ok(Some((seq, body)))
+    }
+
+    /// Reads the first message below `filter` at or behind a sequence, from the stream's leader.
+    pub(crate) async fn next_message(
+        &self,
+        stream: &str,
+        filter: &str,
+        sequence: u64,
+    ) -> Result<Option<Stored>, ApiError> {
+        self.get(stream, json!({ "seq": sequence, "next_by_subj": filter })).await
+    }
+
+    /// Reads which sequences between the stream's first and last were removed.
+    pub(crate) async fn removed(&self, stream: &str) -> Result<Vec<u64>, ApiError> {
+        #[derive(Deserialize)]
+        struct Info {
+            state: State,
+        }
+        #[derive(Deserialize)]
+        struct State {
+            #[serde(default)]
+            deleted: Option<Vec<u64>>,
+        }
+        let body = json!({ "deleted_details": true }).to_string();
+        let info: Info = self.request(&format!("STREAM.INFO.{stream}"), body.into()).await?;
+        Ok(info.state.deleted.unwrap_or_default())
+    }
+
+    /// Creates a consumer that goes by itself when nobody asks it, and returns its name and how many messages it has.
+    pub(crate) async fn create_consumer(&self, stream: &str, config: &Value) -> Result<(String, u64), ApiError> {
         #[derive(Deserialize)]
         struct Created {
             name: String,
+            #[serde(default)]
+            num_pending: u64,
         }
         let body = json!({ "stream_name": stream, "config": config });
         let created: Created = self.request(&format!("CONSUMER.CREATE.{stream}"), body.to_string().into()).await?;
-        Ok(created.name)
+        Ok((created.name, created.num_pending))
     }
 
     /// Deletes a consumer.
@@ -246,26 +307,32 @@ impl Api {
     }
 }
 
-/// Reads an answer to `STREAM.MSG.GET`.
+/// Reads an answer to `STREAM.MSG.GET` for what a publisher wants to know.
 pub(crate) fn stored(answer: &[u8]) -> Result<Option<Stored>, ApiError> {
+    let Some(Message { seq, hdrs, .. }) = message(answer)? else { return Ok(None) };
+    let block = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
+    let id = header(&block, headers::MSG_ID).map(IdDigest::of);
+    Ok(Some(Stored::new(seq, id, header(&block, headers::POSITION))))
+}
+
+/// A message in an answer to `STREAM.MSG.GET`; what it holds is in Base64.
+#[derive(Debug, Deserialize)]
+struct Message {
+    seq: u64,
+    #[serde(default)]
+    hdrs: Option<String>,
+    #[serde(default)]
+    data: String,
+}
+
+/// Reads an answer to `STREAM.MSG.GET`; `None` where there is no such message.
+fn message(answer: &[u8]) -> Result<Option<Message>, ApiError> {
     #[derive(Deserialize)]
     struct Reply {
-        message: Raw,
-    }
-    #[derive(Deserialize)]
-    struct Raw {
-        seq: u64,
-        #[serde(default)]
-        hdrs: Option<String>,
+        message: Message,
     }
     match parse::<Reply>(answer) {
-        Ok(Reply { message: Raw { seq, hdrs } }) => {
-            let block = hdrs.and_then(|text| base64::decode(&text)).unwrap_or_default();
-            Ok(Some(Stored {
-                sequence: seq,
-                position: header(&block, headers::POSITION).and_then(|value| value.parse().ok()),
-            }))
-        }
+        Ok(Reply { message }) => Ok(Some(message)),
         Err(ApiError::Broker { err_code, .. }) if NO_MESSAGE.contains(&err_code) => Ok(None),
         // 2.9 answers a deleted sequence with a 404 of the store's own words.
         Err(ApiError::Broker { err_code: _, description })

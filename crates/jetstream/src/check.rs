@@ -10,7 +10,7 @@ use crate::api::{Api, ApiError, StreamInfo, inbox_filter};
 use crate::connect::{Connection, Reconnect, listed};
 use crate::options::{DEFAULT_DUPLICATE_WINDOW, NatsOptions, StreamOptions};
 use crate::provision::version;
-use crate::{error, fast, subject};
+use crate::{atomic, error, fast, subject};
 
 /// The first version whose stream state and message reads are as the sink needs them.
 const OLDEST: (u64, u64, u64) = (2, 9, 0);
@@ -61,7 +61,7 @@ pub async fn check(nats: &NatsOptions, options: &StreamOptions) -> Vec<Check> {
         name,
         format!("{} messages, {} bytes, last sequence {}", state.messages, state.bytes, state.last_seq),
     ));
-    checks.extend(subjects(&info, options));
+    checks.extend(subjects(&info, options, nats.inbox_prefix.as_deref()));
     checks.extend(overlaps(&api, options).await);
     checks.push(mode(&server.version, &info, options));
     checks.extend(settings(&info, options));
@@ -89,11 +89,12 @@ async fn jetstream(api: &Api, prefix: &str) -> Result<Option<Check>, Check> {
 }
 
 /// Compares what the stream takes with what events are routed to.
-fn subjects(info: &StreamInfo, options: &StreamOptions) -> Vec<Check> {
+fn subjects(info: &StreamInfo, options: &StreamOptions, inbox_prefix: Option<&str>) -> Vec<Check> {
     let (stream, space, filters) = (&options.stream, &options.subject_space, &info.config.subjects);
     let taken = filters.join(", ");
+    let inboxes = format!("{}.>", inbox_prefix.unwrap_or("_INBOX"));
     let mut checks = Vec::new();
-    if let Some(wide) = filters.iter().find(|filter| subject::overlap(filter, "_INBOX.>") || *filter == ">") {
+    if let Some(wide) = filters.iter().find(|filter| subject::overlap(filter, &inboxes) || *filter == ">") {
         let what = format!("stream {stream:?} takes {wide:?}, replies of the broker among it");
         let fault = Fault::new(error::STREAM_CAPTURES_REPLIES, Action::Halt, what);
         checks.push(Check::fault(
@@ -131,11 +132,27 @@ async fn overlaps(api: &Api, options: &StreamOptions) -> Option<Check> {
     ))
 }
 
-/// Tells the mode that `publisher.mode = "auto"` takes.
+/// Tells the mode that `publisher.mode = "auto"` takes, and whether the stream is fit for atomic mode where that is chosen.
 fn mode(server: &str, info: &StreamInfo, options: &StreamOptions) -> Check {
     let (stream, space, name) = (&options.stream, &options.subject_space, "publisher mode");
     let others = info.config.subjects.iter().map(String::as_str).filter(|filter| !subject::covers(space, filter));
     let others: Vec<&str> = others.collect();
+    if options.atomic {
+        return match atomic::hindrance(server, info, stream) {
+            None if others.is_empty() => Check::good(name, "atomic: each transaction in one batch"),
+            None => Check::warning(
+                name,
+                format!("atomic, one transaction at a time: stream {stream:?} also takes {}", others.join(", ")),
+                format!(
+                    "give the outbox a stream of its own, or narrow this one: nats stream edit {stream} --subjects={space:?}"
+                ),
+            ),
+            Some((why, hint)) => {
+                let what = format!("publisher.mode is atomic: {why}");
+                Check::fault(name, Fault::new(error::STREAM_NOT_ATOMIC, Action::Retry, what).hint(hint))
+            }
+        };
+    }
     match fast::hindrance(server, info, stream) {
         None => Check::good(name, "auto is fast: batches that the broker keeps in order"),
         Some((why, _)) if others.is_empty() => Check::good(name, format!("auto is chain: {why}")),
@@ -179,12 +196,20 @@ fn settings(info: &StreamInfo, options: &StreamOptions) -> Vec<Check> {
             .push(Check::fault("stream mirror", halt(error::STREAM_MIRROR, "is a mirror and takes no messages", hint)));
     }
     let mut warn = |name: &str, what: String, hint: String| checks.push(Check::warning(name, what, hint));
-    if !config.retention.is_empty() && config.retention != "limits" {
+    if config.retention == "interest" && info.state.consumer_count == 0 {
+        warn(
+            "stream retention",
+            "retention is interest, and no consumer has an interest in it: events are acknowledged and dropped at once"
+                .into(),
+            format!(
+                "create the consumers first, or create stream {stream:?} with retention limits (waljet init --print)"
+            ),
+        );
+    } else if !config.retention.is_empty() && config.retention != "limits" {
         warn(
             "stream retention",
             format!(
-                "retention is {}: consumed events are removed, and with them what a restart reads back; without a consumer \
-                     an interest stream keeps nothing",
+                "retention is {}: consumed events are removed, and with them what a restart reads back",
                 config.retention
             ),
             format!("create stream {stream:?} with retention limits (waljet init --print)"),
@@ -228,9 +253,14 @@ fn settings(info: &StreamInfo, options: &StreamOptions) -> Vec<Check> {
         );
     }
     if config.max_msgs_per_subject > 0 {
+        let most = config.max_msgs_per_subject;
         warn(
             "stream messages per subject",
-            format!("only the last {} events of each subject are kept", config.max_msgs_per_subject),
+            if config.discard_new_per_subject && config.discard == "new" {
+                format!("each subject takes {most} events only, and what follows waits, on other subjects too")
+            } else {
+                format!("only the last {most} events of each subject are kept")
+            },
             format!("nats stream edit {stream} --max-msgs-per-subject=-1"),
         );
     }
@@ -393,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_stream_on_other_subjects_is_a_fault_and_a_wider_one_is_not() {
-        let of = |subjects: &[&str]| codes(&super::subjects(&on(subjects, false), &StreamOptions::default()));
+        let of = |subjects: &[&str]| codes(&super::subjects(&on(subjects, false), &StreamOptions::default(), None));
         assert_eq!(of(&["outbox.>"]), []);
         assert_eq!(of(&["outbox.>", "other.>"]), []);
         assert_eq!(of(&["outbox.*"]), [error::STREAM_SUBJECTS]);

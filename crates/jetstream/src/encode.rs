@@ -4,7 +4,7 @@
 //! HPUB <subject> <reply> <header bytes> <total bytes>\r\n      the control line, below 4,096 bytes
 //! NATS/1.0\r\n
 //! Nats-Msg-Id: <event id>\r\n
-//! Nats-Expected-Last-Sequence: <n>\r\n                         in chain mode, and in fast
+//! Nats-Expected-Last-Sequence: <n>\r\n                         in chain mode, in fast and in atomic
 //! Waljet-Position: <position>\r\n  ...                         of the message
 //! \r\n
 //! <payload>\r\n
@@ -15,8 +15,8 @@ use std::str::FromStr;
 use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use waljet_pipeline::{Action, Code, Fault, OutboundMessage};
 
-use crate::error;
 use crate::limits::Limits;
+use crate::{atomic, error};
 
 /// What JetStream takes as headers of one message.
 const MAX_HEADERS: usize = 65_535;
@@ -34,6 +34,8 @@ pub(crate) enum ExpectedLast {
     Sequence(u64),
     /// Perhaps later, by [`expect`]; there has to be room for it.
     Later,
+    /// As [`Later`](Self::Later), and with room for what makes a message one of an atomic batch.
+    Batched,
 }
 
 /// Lets headers that were built with [`ExpectedLast::Later`] name the stream's last sequence.
@@ -76,8 +78,11 @@ pub(crate) fn headers(
             HeaderName::from_str(name).map_err(|_| invalid("a header name has a character that is not allowed"))?;
         add(parsed, name.len(), value)?;
     }
-    if expected_last == ExpectedLast::Later {
+    if matches!(expected_last, ExpectedLast::Later | ExpectedLast::Batched) {
         size += EXPECTED_LAST.len() + ": \r\n".len() + u64::MAX.to_string().len();
+    }
+    if expected_last == ExpectedLast::Batched {
+        size += atomic::ADDED;
     }
     if message.id.is_empty() {
         return Err(invalid("the event has no id, and the broker would not recognise a copy of it"));

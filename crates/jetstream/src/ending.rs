@@ -40,13 +40,13 @@ impl JetStreamSink {
         let Some(generation) = &mut self.generation else {
             return Rejection { token: None, fault: no_generation() };
         };
-        let mut foreign = false;
         let (token, fault) = match (looked_up, &mut generation.ending) {
             (Some((token, fault)), _) => (token, fault),
             (None, Some(Ending::Known { token, fault, fence })) => {
                 if *fence {
-                    // Batches can do without the fence, beside another publisher.
-                    foreign = self.modes.fence(generation.stored) && generation.mode == PublisherMode::Fast;
+                    // Who came in between is told by the tail, at the next opening. Leaders that change refuse again and again, too, and
+                    // a batch that gave up its fence for that could be doubled by what is left of an older one.
+                    self.modes.fence(generation.stored);
                     self.watch.send_modify(|watch| watch.fence_failures += 1);
                 }
                 (*token, fault.take().unwrap_or_else(no_generation))
@@ -54,9 +54,6 @@ impl JetStreamSink {
             (None, _) => (None, no_generation()),
         };
         self.end(&fault);
-        if foreign {
-            self.foreign_publisher();
-        }
         Rejection { token, fault }
     }
 
@@ -94,6 +91,9 @@ impl JetStreamSink {
         if let Some(generation) = self.generation.as_ref().filter(|generation| generation.mode == PublisherMode::Fast) {
             self.modes.batches_ended(fault.code, generation.next_ack, Instant::now());
         }
+        if let Some(units) = self.generation.as_ref().and_then(|generation| generation.units.as_ref()) {
+            self.atomic.ended(units);
+        }
         self.leave();
         if FRESH_CONNECTION.contains(&fault.code) {
             self.disconnect();
@@ -125,8 +125,6 @@ impl JetStreamSink {
 
     /// Leaves the current generation.
     pub(crate) fn leave(&mut self) {
-        if let (Some(generation), Some(seen)) = (self.generation.take(), &mut self.seen) {
-            seen.last_sequence = seen.last_sequence.max(generation.last_sequence);
-        }
+        self.generation = None;
     }
 }

@@ -56,6 +56,10 @@ pub const FENCE: Code = Code("publish-fence");
 pub const BATCH: Code = Code("publish-batch");
 /// The stream takes no batches.
 pub const STREAM_NO_BATCHES: Code = Code("stream-without-batches");
+/// The stream takes no atomic batches.
+pub const STREAM_NOT_ATOMIC: Code = Code("stream-without-atomic-batches");
+/// An atomic batch holds an id that the stream has, or has it twice.
+pub const BATCH_DUPLICATE: Code = Code("publish-batch-duplicate");
 /// A copy of the message is being stored.
 pub const DUPLICATE_IN_PROCESS: Code = Code("publish-in-process");
 /// An acknowledgement did not come in time.
@@ -153,7 +157,7 @@ pub const CODES: &[(Code, &str)] = &[
     (STREAM_CREATE, "The stream could not be created. The message holds the broker's reason."),
     (
         STREAM_WENT_BACK,
-        "The stream was deleted and created again, or holds less than it had acknowledged. Events may be missing: compare the table with the stream, publish what is missing by hand, then start again.",
+        "The stream was deleted and created again, or holds less than it had acknowledged. Events may be missing: compare the table with the stream, publish what is missing by hand, then go on with `waljet run --accept-gap`.",
     ),
     (
         RESOURCES,
@@ -174,6 +178,14 @@ pub const CODES: &[(Code, &str)] = &[
     (
         STREAM_NO_BATCHES,
         "`publisher.mode` is `fast`, but the stream takes no fast-ingest batches: they need nats-server 2.14 or newer, and `allow_batched` in the stream's settings. Upgrade or edit the stream, waljet goes on by itself; or set `publisher.mode` to `auto`.",
+    ),
+    (
+        STREAM_NOT_ATOMIC,
+        "`publisher.mode` is `atomic`, but the stream takes no atomic batches: they need nats-server 2.12.1 or newer, and `allow_atomic` in the stream's settings. Upgrade or edit the stream, waljet goes on by itself; or set `publisher.mode` to `auto`.",
+    ),
+    (
+        BATCH_DUPLICATE,
+        "The broker refused a transaction's batch because it knows the id of one of its events, or because two of them have the same. waljet reads the stream back: what is stored is skipped. Where it is not stored, the ids of two events are the same, and the transaction's events are published one by one, with the header `Waljet-Atomic: split`; the broker drops the second event of an id. Make the ids unique.",
     ),
     (
         DUPLICATE_IN_PROCESS,
@@ -237,8 +249,10 @@ pub(crate) fn classify(err_code: u64) -> Verdict {
         10118 => Verdict::Retry(STREAM_LEADERLESS),
         10158 => Verdict::Retry(DUPLICATE_IN_PROCESS),
         10167 | 10210 | 10211 => Verdict::Retry(OVERLOADED),
+        10174 => Verdict::Retry(STREAM_NOT_ATOMIC),
+        10201 => Verdict::Retry(BATCH_DUPLICATE),
         10205 => Verdict::Retry(STREAM_NO_BATCHES),
-        10208 => Verdict::Retry(BATCH),
+        10176 | 10199 | 10208 => Verdict::Retry(BATCH),
         _ => Verdict::Retry(BROKER),
     }
 }
@@ -258,6 +272,7 @@ pub(crate) fn remedy(code: Code, stream: &str) -> Option<String> {
         MESSAGE_TOO_LARGE => format!("raise max_payload of the server and: nats stream edit {stream} --max-msg-size=SIZE"),
         HEADERS_TOO_LARGE => "write fewer or shorter headers".to_owned(),
         STREAM_NO_BATCHES => format!("nats stream edit {stream} --interactive, and set allow_batched: true"),
+        STREAM_NOT_ATOMIC => format!("nats stream edit {stream} --interactive, and set allow_atomic: true"),
         _ => return None,
     })
 }
@@ -305,6 +320,10 @@ mod tests {
             (10158, Verdict::Retry(DUPLICATE_IN_PROCESS)),
             (10164, Verdict::Fence),
             (10167, Verdict::Retry(OVERLOADED)),
+            (10174, Verdict::Retry(STREAM_NOT_ATOMIC)),
+            (10176, Verdict::Retry(BATCH)),
+            (10199, Verdict::Retry(BATCH)),
+            (10201, Verdict::Retry(BATCH_DUPLICATE)),
             (10205, Verdict::Retry(STREAM_NO_BATCHES)),
             (10208, Verdict::Retry(BATCH)),
             (10210, Verdict::Retry(OVERLOADED)),

@@ -56,6 +56,12 @@ pub(crate) fn hindrance(server: &str, info: &StreamInfo, stream: &str) -> Option
         let hint = format!("nats stream edit {stream} --interactive, and set allow_batched: true");
         return Some((why, hint));
     }
+    let config = &info.config;
+    if config.discard_new_per_subject && config.discard == "new" && config.max_msgs_per_subject > 0 {
+        // What follows on other subjects in the batch would be stored all the same.
+        let why = format!("stream {stream:?} refuses messages by their subjects (discard_new_per_subject)");
+        return Some((why, format!("nats stream edit {stream} --max-msgs-per-subject=-1")));
+    }
     None
 }
 
@@ -314,7 +320,9 @@ impl Batches {
 
     fn done(&mut self, sequence: u64, duplicate: bool) -> Turn {
         let Some(batch) = self.batch.take() else { return Turn::On };
-        let duplicate = duplicate && batch.len == 1;
+        // Of a batch the broker does not say so; but copies take no sequence.
+        let copies = !self.rules.shared && sequence < batch.base + batch.len;
+        let duplicate = if batch.len == 1 { duplicate } else { copies };
         let sequence = if sequence == 0 { batch.base } else { sequence };
         Turn::Stored(Ack { token: batch.first + batch.len - 1, sequence, duplicate })
     }

@@ -139,7 +139,7 @@ fn several_servers_confirm_only_a_whole_batch_and_half_a_window_fills_one() {
 
 #[test]
 fn a_batch_with_copies_in_it_is_proven_by_its_last_message_or_not_at_all() {
-    let found = |ordinal| Stored { sequence: 103, position: Some(position(ordinal)) };
+    let found = |ordinal| Stored { sequence: 103, position: Some(position(ordinal)), ..Stored::default() };
     for (found, proven) in [(Some(found(3)), true), (Some(found(2)), false), (None, false)] {
         let mut batches = batches(8, true);
         push(&mut batches, 4);
@@ -174,9 +174,25 @@ fn beside_other_publishers_the_sequence_proves_nothing_by_itself() {
     begin(&mut batches);
     assert!(matches!(take(&mut batches, "id-1.2.fail.4.2.$FI", over(4, 105)), Turn::Prove(105)));
     assert!(batches.take_foreign() && !batches.take_foreign());
-    batches.prove(Some(&Stored { sequence: 105, position: Some(position(3)) }));
+    batches.prove(Some(&Stored { sequence: 105, position: Some(position(3)), ..Stored::default() }));
     assert_eq!(begin(&mut batches).len(), 4);
     assert!(matches!(take(&mut batches, "id-2.2.fail.4.2.$FI", over(4, BASE + 4)), Turn::Prove(_)));
+}
+
+#[test]
+fn a_batch_that_took_fewer_sequences_than_messages_had_copies_in_it() {
+    let copies = |sequence| {
+        let mut batches = batches(8, false);
+        push(&mut batches, 3);
+        let replies = begin(&mut batches);
+        match take(&mut batches, &replies[2], over(3, sequence)) {
+            Turn::Stored(ack) => ack.duplicate,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!copies(BASE + 3));
+    assert!(copies(BASE + 2));
+    assert!(copies(0));
 }
 
 #[test]
@@ -275,4 +291,18 @@ fn batches_need_server_and_stream() {
     assert!(missing("2.9.10", true).unwrap().contains("2.9.10"));
     assert!(missing("", true).is_some());
     assert!(missing("2.15.1", false).unwrap().contains("allow_batched"));
+}
+
+#[test]
+fn a_stream_that_refuses_by_subject_is_sent_no_batches() {
+    let of = |discard: &str, discard_new_per_subject, max_msgs_per_subject| {
+        let discard = discard.to_owned();
+        let more = StreamConfig { discard, discard_new_per_subject, max_msgs_per_subject, ..StreamConfig::default() };
+        let config = StreamConfig { allow_batched: true, ..more };
+        hindrance("2.15.1", &StreamInfo { config, ..StreamInfo::default() }, "S").is_some()
+    };
+    assert!(of("new", true, 2));
+    assert!(!of("new", false, 2));
+    assert!(!of("old", true, 2));
+    assert!(!of("new", true, -1));
 }

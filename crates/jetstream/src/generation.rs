@@ -9,6 +9,8 @@ use waljet_pipeline::{Ack, Action, Fault, PublisherMode};
 
 use crate::ack::{self, Answer};
 use crate::api;
+use crate::atomic::{self, Units};
+use crate::encode::ExpectedLast;
 use crate::error::{self, Verdict};
 use crate::explain::{Explaining, Silence};
 use crate::fast::{Batches, Turn};
@@ -17,6 +19,9 @@ use crate::writing::Writing;
 
 /// Behind the prefix, where the message at a batch's end comes in.
 pub(crate) const PROOF: &str = "proof";
+
+/// The digits of the largest token.
+const MAX_TOKEN_LEN: usize = u64::MAX.ilog10() as usize + 1;
 
 /// Messages under way since one `open`.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(crate) struct Generation {
     pub(crate) mode: PublisherMode,
     /// In fast mode, the batches.
     pub(crate) batches: Option<Batches>,
+    /// In atomic mode, what goes together.
+    pub(crate) units: Option<Units>,
     /// What is being handed to the connection beside `send`.
     pub(crate) writing: Writing,
     /// The stream's last sequence at the start, from which later ones are predicted.
@@ -90,6 +97,17 @@ pub(crate) enum Taken {
 }
 
 impl Generation {
+    /// Returns what the headers of messages say that are sent in batches, and how long their reply subjects may become; `None`
+    /// where each message goes alone.
+    pub(crate) fn batched(&self) -> Option<(ExpectedLast, usize)> {
+        let prefix = self.prefix.len();
+        match (&self.batches, &self.units) {
+            (Some(batches), _) => Some((ExpectedLast::Later, prefix + batches.reply_len())),
+            (None, Some(_)) => Some((ExpectedLast::Batched, prefix + MAX_TOKEN_LEN)),
+            (None, None) => None,
+        }
+    }
+
     /// Notes a message that is about to be handed to the connection, or to wait for its batch.
     pub(crate) fn sending(&mut self, subject: Subject) {
         self.in_flight.push_back(Some(InFlight { subject, sent_at: Instant::now() }));
@@ -99,9 +117,10 @@ impl Generation {
 
     /// Returns when the oldest message has waited too long.
     pub(crate) fn deadline(&self, ack_timeout: Duration) -> Option<Instant> {
-        match &self.batches {
-            Some(batches) => batches.deadline(ack_timeout),
-            None => self.in_flight.iter().flatten().next().map(|oldest| oldest.sent_at + ack_timeout),
+        match (&self.batches, &self.units) {
+            (Some(batches), _) => batches.deadline(ack_timeout),
+            (_, Some(units)) => units.deadline(ack_timeout),
+            _ => self.in_flight.iter().flatten().next().map(|oldest| oldest.sent_at + ack_timeout),
         }
     }
 
@@ -115,6 +134,16 @@ impl Generation {
             self.ending = Some(Ending::known(None, unexpected("an answer came for a message that was not sent")));
             return Taken::Nothing;
         };
+        let silent = message.payload.is_empty() && message.status.is_none();
+        match self.units.as_mut().map(|units| units.take(token, &answer, silent, Instant::now())) {
+            None | Some(atomic::Turn::Alone) => {}
+            Some(atomic::Turn::On) => return Taken::Nothing,
+            Some(atomic::Turn::Stored(ack)) => return self.acknowledged(ack),
+            Some(atomic::Turn::Failed(fault)) => {
+                self.ending = Some(Ending::known(None, fault));
+                return Taken::Nothing;
+            }
+        }
         match answer {
             // Old clusters answer so, with a sequence of their guess, for an id that is only being stored.
             Answer::Stored { sequence, duplicate: true } if sequence > self.last_sequence => {
@@ -221,6 +250,9 @@ impl Generation {
             self.stored += u64::from(!ack.duplicate);
         }
         self.last_sequence = self.last_sequence.max(ack.sequence);
+        if let Some(units) = &mut self.units {
+            units.acknowledged(ack.token, self.last_sequence, Instant::now());
+        }
         Taken::Ack(ack)
     }
 }

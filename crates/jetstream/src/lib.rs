@@ -8,8 +8,10 @@
 
 mod ack;
 mod api;
+mod atomic;
 mod base64;
 pub mod check;
+pub mod checkpoint;
 mod connect;
 mod encode;
 mod ending;
@@ -23,6 +25,8 @@ mod open;
 pub mod options;
 pub mod provision;
 mod readback;
+mod removed;
+mod scan;
 pub mod sink;
 pub mod snapshot;
 mod subject;
@@ -31,10 +35,11 @@ mod writing;
 
 pub use async_nats::Client;
 pub use check::check;
+pub use checkpoint::{CHECKPOINT_BUCKET, CheckpointBucket};
 pub use connect::connect;
 pub use error::CODES;
-pub use options::{Auth, LaneOptions, ModeChoice, NatsOptions, Secret, StreamOptions, TlsOptions};
+pub use options::{Auth, LaneOptions, Matching, ModeChoice, NatsOptions, Secret, StreamOptions, TlsOptions};
 pub use provision::{Done, Outcome, StreamSettings, init, plan};
 pub use sink::JetStreamSink;
 pub use snapshot::SinkWatch;
-pub use tail::{Tail, read_tail};
+pub use tail::{Tail, is_whole, read_tail};

@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_secs(600);
 /// Ends of a batch generation that the broker should not have given cause for.
 const ODD: [Code; 4] = [error::BATCH, error::DUPLICATE_IN_PROCESS, error::UNEXPECTED_ANSWER, error::ACK_TIMEOUT];
 
-/// Chooses between fast, chain, lanes and serial.
+/// Chooses between atomic, fast, chain, lanes and serial.
 #[derive(Debug)]
 pub(crate) struct Modes {
     choice: ModeChoice,
@@ -68,6 +68,7 @@ impl Modes {
     pub(crate) fn next(&mut self, stream: Traits, now: Instant) -> PublisherMode {
         self.stream = stream;
         match self.choice {
+            ModeChoice::Atomic => PublisherMode::Atomic,
             ModeChoice::Fast => PublisherMode::Fast,
             ModeChoice::Chain => PublisherMode::Chain,
             ModeChoice::Lanes => PublisherMode::Lanes,
@@ -88,15 +89,12 @@ impl Modes {
         }
     }
 
-    /// Notes that a generation ended at the fence; returns whether that was so often that somebody else must be
-    /// publishing.
-    pub(crate) fn fence(&mut self, stored: u64) -> bool {
+    /// Notes that a generation ended at the fence. Where that is so often, somebody else must be publishing.
+    pub(crate) fn fence(&mut self, stored: u64) {
         self.fences = if stored == 0 { self.fences + 1 } else { 1 };
-        let often = self.fences >= FENCES_BEFORE_SERIAL;
-        if often {
+        if self.fences >= FENCES_BEFORE_SERIAL {
             self.fall_back();
         }
-        often
     }
 
     /// Notes how a batch generation ended, after so many acknowledgements.

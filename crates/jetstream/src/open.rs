@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use waljet_pipeline::{Action, Fault, Opened, Position, PublisherMode};
+use waljet_pipeline::{Action, Fault, Opened, Position, PublisherMode, ReadBack, StreamMark};
 
 use crate::api::{Api, StreamInfo};
+use crate::atomic::{self, Units};
 use crate::connect::{Connection, Reconnect};
 use crate::fast::{self, Batches, Rules};
 use crate::generation::Generation;
 use crate::limits::Limits;
 use crate::mode::Traits;
-use crate::options::{ModeChoice, StreamOptions};
+use crate::options::{Matching, ModeChoice, StreamOptions};
 use crate::readback::read_back;
 use crate::sink::{JetStreamSink, LOOK, no_generation};
 use crate::snapshot::SinkWatch;
@@ -23,37 +24,43 @@ use crate::{error, subject};
 /// A leader that has just been elected may not have applied all that it knows: how often to look again.
 const LOOKS_BACK: u32 = 10;
 
-/// The stream as an earlier generation of this process saw it.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    pub(crate) created: String,
-    pub(crate) last_sequence: u64,
-}
-
 impl JetStreamSink {
     /// Begins a generation.
-    pub(crate) async fn begin(&mut self, from: &Position) -> Result<Opened, Fault> {
+    pub(crate) async fn begin(&mut self, from: &Position, seen: Option<&StreamMark>) -> Result<Opened, Fault> {
         let api = self.connected().await?;
-        let (info, tail) = self.look(&api).await?;
+        let began = Instant::now();
+        let (info, tail) = self.look(&api, seen).await?;
         if tail.foreign {
             self.foreign_publisher();
         }
         let StreamOptions { stream, subject_space, .. } = &self.stream;
-        let stored = read_back(&api, stream, subject_space, &info, &tail, from).await?;
+        // By id, what is sent next may be stored anywhere from where the first generation began.
+        let from = match self.lane.matching {
+            Matching::Place => from,
+            Matching::Id => &*self.first_from.get_or_insert(*from),
+        };
+        let (stored, read_back) =
+            read_back(&api, stream, subject_space, &info, &tail, from, self.lane.matching).await?;
         let shared = shared(&info, subject_space);
         let mode = self.choose(&info, shared)?;
         let connection = self.connection.as_ref().ok_or_else(no_generation)?;
         self.generations += 1;
         let inbox = connection.client.new_inbox();
         let prefix = format!("{inbox}.{}.", self.generations);
+        let id = inbox.rsplit('.').next().unwrap_or_default();
+        let others = shared || self.watch.borrow().foreign_publisher;
         let batches = (mode == PublisherMode::Fast).then(|| {
             Batches::new(Rules {
-                id: inbox.rsplit('.').next().unwrap_or_default().to_owned(),
+                id: id.to_owned(),
                 window: self.lane.window,
                 replicated: info.config.num_replicas > 1,
-                shared: shared || self.watch.borrow().foreign_publisher,
+                shared: others,
                 duplicate_window: Duration::from_nanos(info.config.duplicate_window.try_into().unwrap_or(0)),
             })
+        });
+        let units = (mode == PublisherMode::Atomic).then(|| {
+            let rules = atomic::Rules { id: id.to_owned(), shared: others, singly: self.atomic.singly() };
+            Units::new(rules, info.state.last_seq)
         });
         let acks = connection.client.subscribe(format!("{prefix}>")).await.map_err(|cause| {
             Fault::new(error::DISCONNECTED, Action::Retry, "subscribe to acknowledgements").cause(cause)
@@ -65,6 +72,7 @@ impl JetStreamSink {
             prefix,
             mode,
             batches,
+            units,
             writing: Writing::default(),
             base,
             limits: Limits::of(connection, &info),
@@ -79,14 +87,16 @@ impl JetStreamSink {
             ending: None,
         });
         self.watch.send_modify(|watch| show(watch, &info, mode));
-        self.seen = Some(Seen { created: info.created, last_sequence: base });
         Ok(Opened {
             stream: self.stream.stream.clone(),
             mode,
+            created: info.created,
             last_sequence: base,
             tail: tail.position,
             stored,
+            read_back: ReadBack { took: began.elapsed(), ..read_back },
             max_in_flight,
+            max_batch: if mode == PublisherMode::Atomic { self.atomic.most } else { 1 },
         })
     }
 
@@ -120,18 +130,19 @@ impl JetStreamSink {
         self.watch.send_if_modified(|watch| std::mem::replace(&mut watch.connected, false));
     }
 
-    /// Reads state and tail, and compares them with what this process saw before.
-    async fn look(&self, api: &Api) -> Result<(StreamInfo, Tail), Fault> {
+    /// Reads state and tail, and compares them with what was seen before.
+    async fn look(&self, api: &Api, seen: Option<&StreamMark>) -> Result<(StreamInfo, Tail), Fault> {
         let (name, space) = (&self.stream.stream, &self.stream.subject_space);
         let (mut info, mut tail) = tail::info_and_tail(api, name, space).await?;
-        if let Some(seen) = &self.seen {
+        // A mark of another stream says that the configuration was changed, and nothing about this one.
+        if let Some(seen) = seen.filter(|seen| seen.stream == *name) {
             let mut looks = 0;
             while info.created == seen.created && info.state.last_seq < seen.last_sequence && looks < LOOKS_BACK {
                 looks += 1;
                 tokio::time::sleep(LOOK).await;
                 (info, tail) = tail::info_and_tail(api, name, space).await?;
             }
-            seen.compare(name, &info)?;
+            compare(seen, &info)?;
         }
         Ok((info, tail))
     }
@@ -141,12 +152,20 @@ impl JetStreamSink {
         let version = self.watch.borrow().server_version.clone().unwrap_or_default();
         let hindrance = fast::hindrance(&version, info, &self.stream.stream);
         let traits = Traits { shared, batches: hindrance.is_none() };
-        match hindrance {
-            Some((why, hint)) if self.lane.mode == ModeChoice::Fast => {
-                let what = format!("publish in batches (publisher.mode = \"fast\"): {why}");
-                Err(Fault::new(error::STREAM_NO_BATCHES, Action::Retry, what).hint(hint))
+        let missing = match self.lane.mode {
+            ModeChoice::Fast => hindrance.map(|why| (error::STREAM_NO_BATCHES, "fast", why)),
+            ModeChoice::Atomic => {
+                let hindrance = atomic::hindrance(&version, info, &self.stream.stream);
+                hindrance.map(|why| (error::STREAM_NOT_ATOMIC, "atomic", why))
             }
-            _ => Ok(self.modes.next(traits, Instant::now())),
+            _ => None,
+        };
+        match missing {
+            Some((code, mode, (why, hint))) => {
+                let what = format!("publish in batches (publisher.mode = {mode:?}): {why}");
+                Err(Fault::new(code, Action::Retry, what).hint(hint))
+            }
+            None => Ok(self.modes.next(traits, Instant::now())),
         }
     }
 }
@@ -156,24 +175,25 @@ fn shared(info: &StreamInfo, space: &str) -> bool {
     info.config.subjects.iter().any(|filter| !subject::covers(space, filter))
 }
 
-impl Seen {
-    /// Finds a stream that is not the one that was seen, or holds less than it had.
-    fn compare(&self, stream: &str, info: &StreamInfo) -> Result<(), Fault> {
-        let what = if info.created != self.created {
-            format!("stream {stream:?} was recreated: it was created at {}, now at {}", self.created, info.created)
-        } else if info.state.last_seq < self.last_sequence {
-            format!(
-                "stream {stream:?} went back: its last sequence was {}, now it is {}",
-                self.last_sequence, info.state.last_seq
-            )
-        } else {
-            return Ok(());
-        };
-        Err(Fault::new(error::STREAM_WENT_BACK, Action::Gap, what).hint(
-            "events that were acknowledged may be gone: compare the table with the stream, publish what is missing by hand, \
-             then start the relay again",
-        ))
+/// Finds a stream that is not the one that was seen, or holds less than it had.
+fn compare(seen: &StreamMark, info: &StreamInfo) -> Result<(), Fault> {
+    let StreamMark { stream, created, last_sequence } = seen;
+    // Nothing of a stream that was empty can be missing.
+    if *last_sequence == 0 {
+        return Ok(());
     }
+    let what = if info.created != *created {
+        format!("stream {stream:?} was recreated: it was created at {created}, now at {}", info.created)
+    } else if info.state.last_seq < *last_sequence {
+        let now = info.state.last_seq;
+        format!("stream {stream:?} went back: its last sequence was {last_sequence}, now it is {now}")
+    } else {
+        return Ok(());
+    };
+    Err(Fault::new(error::STREAM_WENT_BACK, Action::Gap, what).hint(
+        "events that were acknowledged may be gone: compare the table with the stream, publish what is missing by hand, \
+         then go on with: waljet run --accept-gap",
+    ))
 }
 
 /// Shows a new generation.

@@ -178,6 +178,8 @@ pub struct StreamOptions {
     pub max_msg_size: Option<u32>,
     /// Whether rows may bring headers of their own, which `check` then looks at the stream's `allow_rollup` for.
     pub row_headers: bool,
+    /// Whether transactions are to be stored whole ([`ModeChoice::Atomic`]), for which the stream has to allow it.
+    pub atomic: bool,
 }
 
 /// What the broker takes by itself, and what a restart of the relay may take.
@@ -194,6 +196,7 @@ impl Default for StreamOptions {
             max_bytes: None,
             max_msg_size: None,
             row_headers: true,
+            atomic: false,
         }
     }
 }
@@ -207,6 +210,19 @@ pub struct LaneOptions {
     pub window: usize,
     /// How long the oldest unacknowledged message may wait, measured from its sending.
     pub ack_timeout: Duration,
+    /// How events are recognized when the stream is read back.
+    pub matching: Matching,
+}
+
+/// What makes an event and a message the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Matching {
+    /// Id and commit LSN: a row that has the id of another one is another event.
+    #[default]
+    Place,
+    /// The id: for events that come from the table, which does not tell their commit LSN. All ids are read before the first event is
+    /// sent, 32 bytes of memory for each.
+    Id,
 }
 
 /// Beyond 256 more buys little on a fast network; 1,024 also fills one of 10 ms round trip at 100,000 a second.
@@ -218,7 +234,12 @@ pub const DEFAULT_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        Self { mode: ModeChoice::Auto, window: DEFAULT_WINDOW, ack_timeout: DEFAULT_ACK_TIMEOUT }
+        Self {
+            mode: ModeChoice::Auto,
+            window: DEFAULT_WINDOW,
+            ack_timeout: DEFAULT_ACK_TIMEOUT,
+            matching: Matching::Place,
+        }
     }
 }
 
@@ -229,6 +250,8 @@ pub enum ModeChoice {
     /// chain, and serial for as long as another publisher writes to the stream.
     #[default]
     Auto,
+    /// Always atomic: server and stream must know atomic batches.
+    Atomic,
     /// Always fast: server and stream must know batches.
     Fast,
     /// Always chain: the stream must have no other publisher.

@@ -39,6 +39,9 @@ pub struct StreamSettings {
     /// Allows fast-ingest batches; from server 2.14 on.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_batched: bool,
+    /// Allows atomic batches; from server 2.12 on, and only where `publisher.mode` asks for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_atomic: bool,
 }
 
 /// A server's version: major, minor, patch.
@@ -46,6 +49,9 @@ pub type Version = (u64, u64, u64);
 
 /// The first version with fast-ingest batches.
 pub(crate) const BATCHES_SINCE: Version = (2, 14, 0);
+
+/// The first version with atomic batches of messages that have ids.
+pub(crate) const ATOMIC_SINCE: Version = (2, 12, 1);
 
 /// Returns what [`init`] would create on a server of `version`; without one, what every server takes.
 #[must_use]
@@ -68,6 +74,7 @@ pub fn plan(options: &StreamOptions, version: Option<Version>) -> StreamSettings
         ),
         allow_direct: true,
         allow_batched: version.is_some_and(|version| version >= BATCHES_SINCE),
+        allow_atomic: options.atomic && version.is_some_and(|version| version >= ATOMIC_SINCE),
     }
 }
 
@@ -195,6 +202,14 @@ mod tests {
         assert!(!json(Some((2, 9, 10))).contains("allow_batched"));
         assert!(!json(None).contains("allow_batched"));
         assert!(json(Some((2, 14, 0))).contains(r#""allow_batched":true"#));
+    }
+
+    #[test]
+    fn atomic_batches_are_allowed_where_they_are_asked_for_and_known() {
+        let options = StreamOptions { atomic: true, ..StreamOptions::default() };
+        let allowed = |options, version| plan(options, Some(version)).allow_atomic;
+        assert!(allowed(&options, (2, 12, 1)) && !allowed(&options, (2, 12, 0)));
+        assert!(!allowed(&StreamOptions::default(), (2, 15, 1)));
     }
 
     #[test]

@@ -10,16 +10,15 @@
 //! holds. Both ends of what is read allow for that.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::ops::ControlFlow;
 
-use futures_util::StreamExt;
-use serde_json::json;
-use tokio::time::{Duration, timeout};
-use waljet_pipeline::{Action, Fault, IdDigest, Position, Stored, headers};
+use tokio::time::{Duration, Instant};
+use waljet_pipeline::{Fault, IdDigest, Position, ReadBack, Stored};
 
-use crate::api::{Api, ApiError, StreamInfo};
-use crate::error;
-use crate::options::MAX_WINDOW;
+use crate::api::{self, Api, StreamInfo};
+use crate::options::{MAX_WINDOW, Matching};
+use crate::scan::Scan;
 use crate::tail::Tail;
 
 /// Ids that one read-back returns at most: 9 MB of them.
@@ -31,19 +30,10 @@ const FIRST_STEP: u64 = 1024;
 /// How much farther each next one does.
 const STEP_FACTOR: u64 = 8;
 
-/// Messages asked for at once: with headers as large as they may be, 64 MiB.
-const BATCH: usize = 1024;
-
 /// How many later events may be stored before an event.
 const DISORDER: usize = MAX_WINDOW;
 
-/// A consumer that nobody asks is gone after this.
-const CONSUMER_LIFE: Duration = Duration::from_secs(30);
-
-/// The stream gives nothing for this long: the read has failed.
-const SILENCE: Duration = Duration::from_secs(5);
-
-/// Reads which events at or past `from` are stored, up to the tail.
+/// Reads which events at or past `from` are stored, up to the tail, and finds out whether that is all.
 ///
 /// # Errors
 ///
@@ -55,35 +45,52 @@ pub(crate) async fn read_back(
     info: &StreamInfo,
     tail: &Tail,
     from: &Position,
-) -> Result<Stored, Fault> {
+    matching: Matching,
+) -> Result<(Stored, ReadBack), Fault> {
+    let began = Instant::now();
+    let mut scan = Scan::new(api, stream, space, info);
+    let mut collected = Collected { matching, ..Collected::new(*from) };
     // Positions of another history cannot be compared: whatever it is, the pipeline judges the tail first.
     let past = tail.position.is_some_and(|position| from.at_or_before(&position));
-    if !past {
-        return Ok(Stored::default());
+    if !past && tail.position.is_some() {
+        collected.before = Some(tail.sequence);
     }
-    let start = start(api, stream, info, tail, from).await?.saturating_sub(DISORDER as u64).max(1);
-    let failed = |error: ApiError| error.fault("read back the stream", stream);
-    let consumer = api.create_consumer(stream, &consumer_config(space, start)).await.map_err(failed)?;
-    let stored = pull(api, stream, &consumer, tail.sequence, Collected::new(*from)).await;
-    // Left behind, it would go by itself after a while.
-    let _ = api.delete_consumer(stream, &consumer).await;
-    let stored = stored?;
-    let (ids, complete) = (stored.ids.len(), stored.through.is_none());
-    tracing::info!(%stream, from = start, to = tail.sequence, ids, complete, "stream read back");
-    Ok(stored)
+    let start = if past {
+        start(&mut scan, info, tail, from).await?.saturating_sub(DISORDER as u64).max(1)
+    } else {
+        (tail.sequence + 1).max(info.state.first_seq)
+    };
+    // What has an id and no position that can be read may be an event of another version of the relay.
+    if past || tail.marked > tail.sequence {
+        scan.read(start..=tail.marked, |message| {
+            collected.take(message);
+            if collected.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .await?;
+    }
+    let missing = collected.missing(api, stream, info).await?;
+    let stored = if collected.is_full() { collected.part() } else { collected.whole() };
+    let read_back = ReadBack {
+        messages: tail.looked_at + scan.messages(),
+        found: stored.ids.len() as u64,
+        took: began.elapsed(),
+        missing,
+        duplicate_window: Duration::from_nanos(info.config.duplicate_window.try_into().unwrap_or(0)),
+    };
+    tracing::debug!(%stream, from = start, to = tail.marked, complete = stored.through.is_none(), "stream read back");
+    Ok((stored, read_back))
 }
 
 /// Finds a sequence behind which all messages at or past `from` stand.
-async fn start(api: &Api, stream: &str, info: &StreamInfo, tail: &Tail, from: &Position) -> Result<u64, Fault> {
-    // A message that was deleted or is not ours says nothing.
-    let before = async |sequence| {
-        let message = api.message(stream, sequence).await.map_err(|e| e.fault("read back the stream", stream))?;
-        let position = message.and_then(|message| message.position);
-        Ok::<_, Fault>(position.map(|position| !from.at_or_before(&position)))
+async fn start(scan: &mut Scan<'_>, info: &StreamInfo, tail: &Tail, from: &Position) -> Result<u64, Fault> {
+    // The first message there that is ours says where the place is; one without a position says nothing.
+    let mut before = async |sequence| {
+        let message = scan.next(sequence).await?;
+        Ok::<_, Fault>(message.and_then(|message| message.position).is_some_and(|found| !from.at_or_before(&found)))
     };
     let (mut low, mut high, mut step) = (info.state.first_seq.max(1), tail.sequence, FIRST_STEP);
     while let Some(sequence) = tail.sequence.checked_sub(step).filter(|sequence| *sequence > low) {
-        if before(sequence).await? == Some(true) {
+        if before(sequence).await? {
             low = sequence;
             break;
         }
@@ -93,65 +100,28 @@ async fn start(api: &Api, stream: &str, info: &StreamInfo, tail: &Tail, from: &P
     // The last step may have been a long one.
     while high - low > FIRST_STEP {
         let middle = low + (high - low) / 2;
-        match before(middle).await? {
-            Some(true) => low = middle,
-            Some(false) => high = middle,
-            None => break,
-        }
+        if before(middle).await? { low = middle } else { high = middle }
     }
     Ok(low)
 }
 
-fn consumer_config(space: &str, start: u64) -> serde_json::Value {
-    json!({
-        "deliver_policy": "by_start_sequence", "opt_start_seq": start,
-        "ack_policy": "none", "replay_policy": "instant", "filter_subject": space,
-        "headers_only": true, "mem_storage": true, "num_replicas": 1,
-        "inactive_threshold": u64::try_from(CONSUMER_LIFE.as_nanos()).unwrap_or(u64::MAX),
-    })
-}
-
-async fn pull(api: &Api, stream: &str, consumer: &str, end: u64, mut collected: Collected) -> Result<Stored, Fault> {
-    loop {
-        let mut batch = api.next_messages(stream, consumer, BATCH, SILENCE).await?;
-        let mut any = false;
-        for _ in 0..BATCH {
-            let Ok(Some(message)) = timeout(SILENCE, batch.next()).await else { return Err(silent(stream, end)) };
-            // A status: the batch is over, for want of messages or of time.
-            if message.status.is_some() {
-                break;
-            }
-            let Some(sequence) = message.reply.as_deref().and_then(stream_sequence) else {
-                return Err(Fault::new(
-                    error::UNEXPECTED_ANSWER,
-                    Action::Retry,
-                    format!("read back stream {stream:?}: a message names no sequence"),
-                ));
-            };
-            any = true;
-            let header = |name| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|v| v.as_str());
-            collected.take(header(headers::MSG_ID), header(headers::POSITION).and_then(|text| text.parse().ok()));
-            if sequence >= end {
-                return Ok(collected.whole());
-            }
-            if collected.is_full() {
-                return Ok(collected.part());
-            }
-        }
-        if !any {
-            return Err(silent(stream, end));
-        }
-    }
-}
-
 /// The ids that were read so far, and how far they are all of them.
-struct Collected {
-    from: Position,
+pub(crate) struct Collected {
+    pub(crate) from: Position,
+    matching: Matching,
     most: usize,
     disorder: usize,
     ids: HashSet<IdDigest>,
+    /// The last ids without a position that can be read: of other publishers, and of other versions of the relay.
+    unplaced: VecDeque<IdDigest>,
+    /// Whether there were more of these.
+    pub(crate) forgotten: bool,
     /// The latest positions, as many as may be out of order; the earliest of them on top.
     latest: BinaryHeap<Reverse<Place>>,
+    /// The sequence of the last event before the place that publishing resumes from.
+    pub(crate) before: Option<u64>,
+    /// The first event past it.
+    pub(crate) first: Option<Position>,
 }
 
 /// A position to be ordered.
@@ -171,17 +141,41 @@ impl PartialOrd for Place {
 }
 
 impl Collected {
-    fn new(from: Position) -> Self {
-        Self { from, most: MOST, disorder: DISORDER, ids: HashSet::new(), latest: BinaryHeap::new() }
+    pub(crate) fn new(from: Position) -> Self {
+        Self {
+            from,
+            matching: Matching::Place,
+            most: MOST,
+            disorder: DISORDER,
+            ids: HashSet::new(),
+            unplaced: VecDeque::new(),
+            forgotten: false,
+            latest: BinaryHeap::new(),
+            before: None,
+            first: None,
+        }
     }
 
     /// Takes one message. What stands before the place that publishing resumes from is of no interest.
-    fn take(&mut self, id: Option<&str>, position: Option<Position>) {
-        if position.is_some_and(|position| !self.from.at_or_before(&position)) {
+    pub(crate) fn take(&mut self, message: &api::Stored) {
+        let Some(position) = message.position else {
+            self.unplaced.extend(message.id);
+            if self.unplaced.len() > self.most {
+                self.unplaced.pop_front();
+                self.forgotten = true;
+            }
             return;
+        };
+        if position.at_or_before(&self.from) {
+            self.before = Some(message.sequence);
+        } else {
+            self.first.get_or_insert(position);
         }
-        self.ids.extend(id.map(IdDigest::of));
-        if let Some(position) = position {
+        if self.from.at_or_before(&position) {
+            self.ids.extend(message.id.map(|id| match self.matching {
+                Matching::Place => id.at(position.commit_lsn),
+                Matching::Id => id,
+            }));
             self.latest.push(Reverse(Place(position)));
             if self.latest.len() > self.disorder {
                 self.latest.pop();
@@ -190,37 +184,23 @@ impl Collected {
     }
 
     fn is_full(&self) -> bool {
-        self.ids.len() >= self.most && self.latest.len() >= self.disorder
+        // By id, any of them may be needed at any time.
+        self.matching == Matching::Place && self.ids.len() >= self.most && self.latest.len() >= self.disorder
     }
 
     /// All was read.
-    fn whole(self) -> Stored {
-        Stored { ids: self.ids, through: None }
+    fn whole(mut self) -> Stored {
+        self.ids.extend(self.unplaced);
+        Stored { ids: self.ids, ..Stored::default() }
     }
 
     /// More is there. An event that was not read may stand behind as many later ones as may be out of order, so only
     /// what lies before those is known to be all.
-    fn part(self) -> Stored {
+    fn part(mut self) -> Stored {
+        self.ids.extend(self.unplaced);
         let through = self.latest.peek().map(|Reverse(Place(position))| *position);
-        Stored { ids: self.ids, through }
+        Stored { ids: self.ids, through, ..Stored::default() }
     }
-}
-
-fn silent(stream: &str, end: u64) -> Fault {
-    let what = format!("read back stream {stream:?}: it gave nothing more before sequence {end}");
-    Fault::new(error::TIMEOUT, Action::Retry, what)
-}
-
-/// `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>.<consumer sequence>.<time>.<pending>`, where two more
-/// tokens, domain and account, may stand before the stream and one behind.
-fn stream_sequence(reply: &str) -> Option<u64> {
-    let tokens: Vec<&str> = reply.split('.').collect();
-    let at = match tokens.len() {
-        9 => 5,
-        11.. => 7,
-        _ => return None,
-    };
-    tokens.get(at)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -234,16 +214,21 @@ mod tests {
         Position { history, commit_lsn: waljet_pgoutput::Lsn(commit_lsn), ordinal: 0 }
     }
 
+    fn id_at(lsn: u64) -> IdDigest {
+        IdDigest::of(&lsn.to_string()).at(waljet_pgoutput::Lsn(lsn))
+    }
+
     fn collect(from: u64, most: usize, disorder: usize, lsns: &[u64]) -> (Vec<u64>, Option<u64>) {
         let mut collected = Collected { most, disorder, ..Collected::new(position(from)) };
         for lsn in lsns {
             if collected.is_full() {
                 break;
             }
-            collected.take(Some(&lsn.to_string()), Some(position(*lsn)));
+            let id = Some(IdDigest::of(&lsn.to_string()));
+            collected.take(&api::Stored { id, position: Some(position(*lsn)), ..api::Stored::default() });
         }
         let stored = if collected.is_full() { collected.part() } else { collected.whole() };
-        let held = lsns.iter().copied().filter(|lsn| stored.ids.contains(&IdDigest::of(&lsn.to_string()))).collect();
+        let held = lsns.iter().copied().filter(|lsn| stored.ids.contains(&id_at(*lsn))).collect();
         (held, stored.through.map(|through| through.commit_lsn.0))
     }
 
@@ -261,10 +246,51 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_is_found_in_both_forms_of_the_reply_subject() {
-        assert_eq!(stream_sequence("$JS.ACK.S.c.1.42.7.1700000000000000000.0"), Some(42));
-        assert_eq!(stream_sequence("$JS.ACK._.acc.S.c.1.42.7.1700000000000000000.0"), Some(42));
-        assert_eq!(stream_sequence("$JS.ACK._.acc.S.c.1.42.7.1700000000000000000.0.token"), Some(42));
-        assert_eq!(stream_sequence("$JS.ACK.S"), None);
+    fn an_id_without_a_position_counts_and_takes_no_more_room_than_others() {
+        let mut collected = Collected { most: 2, ..Collected::new(position(100)) };
+        let id = |text: &str| Some(IdDigest::of(text));
+        for text in ["a", "b"] {
+            collected.take(&api::Stored { id: id(text), unreadable: true, ..api::Stored::default() });
+        }
+        assert!(!collected.forgotten && !collected.is_full());
+        collected.take(&api::Stored { id: id("c"), ..api::Stored::default() });
+        assert!(collected.forgotten);
+        let held = collected.whole().ids;
+        assert!(["b", "c"].iter().all(|text| held.contains(&IdDigest::of(text))) && held.len() == 2);
+    }
+
+    #[test]
+    fn the_same_id_in_another_transaction_is_another_event() {
+        let mut collected = Collected::new(position(100));
+        let id = IdDigest::of("1");
+        collected.take(&api::Stored { id: Some(id), position: Some(position(101)), ..api::Stored::default() });
+        let held = collected.whole().ids;
+        let at = |lsn| held.contains(&id.at(waljet_pgoutput::Lsn(lsn)));
+        assert!(at(101) && !at(102) && !held.contains(&id));
+    }
+
+    #[test]
+    fn by_id_all_are_kept_wherever_they_stand() {
+        let mut collected = Collected { matching: Matching::Id, most: 1, disorder: 1, ..Collected::new(position(100)) };
+        for lsn in [99, 101, 102, 103] {
+            let id = Some(IdDigest::of(&lsn.to_string()));
+            collected.take(&api::Stored { id, position: Some(position(lsn)), ..api::Stored::default() });
+        }
+        assert!(!collected.is_full());
+        let held = collected.whole().ids;
+        assert!((101..104_u64).all(|lsn| held.contains(&IdDigest::of(&lsn.to_string()))) && held.len() == 3);
+    }
+
+    #[test]
+    fn what_stands_around_the_place_to_resume_from_is_noted() {
+        let mut collected = Collected::new(position(100));
+        for (sequence, lsn) in [(1, 98), (2, 99), (3, 101), (4, 102)] {
+            collected.take(&api::Stored { sequence, position: Some(position(lsn)), ..api::Stored::default() });
+        }
+        assert_eq!((collected.before, collected.first), (Some(2), Some(position(101))));
+        // The very event is kept: nothing before it matters.
+        let mut collected = Collected::new(position(100));
+        collected.take(&api::Stored { sequence: 7, position: Some(position(100)), ..api::Stored::default() });
+        assert_eq!((collected.before, collected.first), (Some(7), None));
     }
 }

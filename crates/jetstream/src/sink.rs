@@ -5,9 +5,12 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
-use waljet_pipeline::{Ack, Action, Fault, Opened, OutboundMessage, Position, PublisherMode, Rejection, Sink};
+use waljet_pipeline::{
+    Ack, Action, Fault, Opened, OutboundMessage, Placement, Position, PublisherMode, Rejection, Sink, StreamMark,
+};
 
 use crate::api::inbox_filter;
+use crate::atomic::{Memory, Units};
 use crate::connect::Connection;
 use crate::encode::{self, ExpectedLast};
 use crate::error;
@@ -15,7 +18,6 @@ use crate::explain::Silence;
 use crate::fast::{Batches, Queued};
 use crate::generation::{Ending, Generation, PROOF, Taken};
 use crate::mode::Modes;
-use crate::open::Seen;
 use crate::options::{LaneOptions, MAX_WINDOW, NatsOptions, StreamOptions};
 use crate::snapshot::SinkWatch;
 use crate::subject;
@@ -28,7 +30,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(500);
 ///
 /// In fast mode messages go in batches of the broker's own, in which it refuses whatever follows a message that was
 /// lost. In chain mode each message names the sequence that must be the stream's last, to the same effect. In serial
-/// mode there is nothing to overtake with.
+/// mode there is nothing to overtake with. In atomic mode the events of a transaction go in one batch that is stored whole.
 #[derive(Debug)]
 pub struct JetStreamSink {
     pub(crate) nats: NatsOptions,
@@ -37,11 +39,14 @@ pub struct JetStreamSink {
     pub(crate) connection: Option<Connection>,
     /// Addresses that the cluster named, beside the configured ones.
     pub(crate) known_servers: Vec<String>,
+    /// Where the first generation began, for events that are recognized by their id.
+    pub(crate) first_from: Option<Position>,
     pub(crate) generation: Option<Generation>,
     /// How many generations there were; part of their reply subjects.
     pub(crate) generations: u64,
     pub(crate) modes: Modes,
-    pub(crate) seen: Option<Seen>,
+    /// What atomic mode learnt.
+    pub(crate) atomic: Memory,
     pub(crate) watch: watch::Sender<SinkWatch>,
 }
 
@@ -58,9 +63,10 @@ impl JetStreamSink {
             lane,
             connection: None,
             known_servers: Vec::new(),
+            first_from: None,
             generation: None,
             generations: 0,
-            seen: None,
+            atomic: Memory::default(),
             watch,
         }
     }
@@ -74,16 +80,16 @@ impl JetStreamSink {
 }
 
 impl Sink for JetStreamSink {
-    async fn open(&mut self, from: &Position) -> Result<Opened, Fault> {
+    async fn open(&mut self, from: &Position, seen: Option<&StreamMark>) -> Result<Opened, Fault> {
         self.leave();
-        let opened = self.begin(from).await;
+        let opened = self.begin(from, seen).await;
         if let Err(fault) = &opened {
             self.end(fault);
         }
         opened
     }
 
-    async fn send(&mut self, token: u64, message: &OutboundMessage) -> Result<(), Fault> {
+    async fn send(&mut self, token: u64, message: &OutboundMessage, placement: Placement) -> Result<(), Fault> {
         let Some(connection) = &self.connection else { return Err(self.fail(no_generation())) };
         let lost = connection.news.borrow().lost;
         let Some(generation) = &mut self.generation else { return Err(no_generation()) };
@@ -102,8 +108,8 @@ impl Sink for JetStreamSink {
                 format!("token {token} was sent where {due} was due, with {under_way} of {most} messages under way");
             return Err(self.fail(Fault::new(error::MISUSE, Action::Halt, what)));
         }
-        if generation.batches.is_some() {
-            return self.send_in_batch(message).await;
+        if generation.batched().is_some() {
+            return self.send_in_batch(message, placement).await;
         }
         self.send_alone(token, message).await
     }
@@ -198,12 +204,11 @@ impl JetStreamSink {
         }
     }
 
-    /// Lets one message wait for its batch, which begins when it is full.
-    async fn send_in_batch(&mut self, message: &OutboundMessage) -> Result<(), Fault> {
-        let Some(Generation { batches: Some(batches), prefix, limits, .. }) = &self.generation else {
-            return Err(no_generation());
-        };
-        let headers = match encode::headers(message, ExpectedLast::Later, prefix.len() + batches.reply_len(), *limits) {
+    /// Lets one message wait for what it is sent together with; a batch of mode `fast` begins when it is full.
+    async fn send_in_batch(&mut self, message: &OutboundMessage, placement: Placement) -> Result<(), Fault> {
+        let Some(generation) = &self.generation else { return Err(no_generation()) };
+        let Some((expected, reply_len)) = generation.batched() else { return Err(no_generation()) };
+        let headers = match encode::headers(message, expected, reply_len, generation.limits) {
             Ok(headers) => headers,
             Err(fault) => return Err(self.refused(fault).await),
         };
@@ -211,23 +216,38 @@ impl JetStreamSink {
         let (payload, position) = (message.payload.clone(), message.position);
         let Some(generation) = &mut self.generation else { return Err(no_generation()) };
         generation.sending(subject.clone());
-        let Some(batches) = &mut generation.batches else { return Err(no_generation()) };
-        batches.push(Queued { subject, headers, payload, position });
-        if batches.is_full() {
+        let queued = Queued { subject, headers, payload, position };
+        let full = match (&mut generation.batches, &mut generation.units) {
+            (Some(batches), _) => {
+                batches.push(queued);
+                batches.is_full()
+            }
+            (None, Some(units)) => {
+                units.push(queued, placement);
+                false
+            }
+            (None, None) => return Err(no_generation()),
+        };
+        if full {
             self.begin_batch();
             self.written().await.map_err(|fault| self.fail(fault))?;
         }
         Ok(())
     }
 
-    /// Begins the next batch where one waits and none is under way.
+    /// Begins the next batch where one waits and none is under way, or what may go together.
     fn begin_batch(&mut self) {
         let (Some(connection), Some(generation)) = (&self.connection, &mut self.generation) else { return };
         let (base, now) = (generation.last_sequence, Instant::now());
         if generation.ending.is_some() {
             return;
         }
-        let Some(batch) = generation.batches.as_mut().and_then(|batches| batches.begin(base, now)) else { return };
+        let batch = match (&mut generation.batches, &mut generation.units) {
+            (Some(batches), _) => batches.begin(base, now),
+            (_, Some(units)) => Some(units.begin(now)),
+            _ => None,
+        };
+        let Some(batch) = batch.filter(|batch| !batch.is_empty()) else { return };
         let (client, prefix) = (connection.client.clone(), generation.prefix.clone());
         generation.writing.begin(async move {
             for message in batch {
@@ -278,14 +298,18 @@ impl JetStreamSink {
             (None, PublisherMode::Serial) if !ack.duplicate => ack.sequence != before + 1,
             (None, _) => false,
         };
+        let stored = generation.units.as_mut().and_then(Units::take_stored);
         if foreign {
             self.foreign_publisher();
         } else if generation.mode == PublisherMode::Serial && !ack.duplicate {
             self.modes.clean_ack();
         }
+        let (whole, split) = stored.map_or((0, 0), |stored| self.atomic.count(stored));
         // Silently: waking readers for each acknowledgement would cost more than they gain.
         self.watch.send_if_modified(|watch| {
             watch.last_sequence = watch.last_sequence.max(ack.sequence);
+            watch.whole_transactions += whole;
+            watch.split_transactions += split;
             false
         });
     }

@@ -28,6 +28,10 @@ pub struct SinkWatch {
     pub replicas: usize,
     /// The server that leads the stream, in a cluster.
     pub leader: Option<String>,
+    /// In atomic mode, how many transactions this process stored whole.
+    pub whole_transactions: u64,
+    /// In atomic mode, how many transactions it stored in parts, which their events say.
+    pub split_transactions: u64,
     /// How many generations ended at the fence.
     pub fence_failures: u64,
     /// Whether another publisher was seen to write to the stream.

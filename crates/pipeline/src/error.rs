@@ -10,7 +10,9 @@ pub const PROTOCOL: Code = Code("broken-protocol");
 pub const EVENT_REFUSED: Code = Code("event-refused");
 /// The stream holds events that are not part of the database's history.
 pub const STREAM_AHEAD: Code = Code("stream-not-of-this-database");
-/// The database behind the address is another one than before.
+/// The address leads to another cluster than before.
+pub const OTHER_CLUSTER: Code = Code("other-cluster");
+/// The server's history lacks events that were published.
 pub const DATABASE_CHANGED: Code = Code("database-changed");
 /// The server did not take the last position before the relay stopped.
 pub const NOT_DRAINED: Code = Code("not-drained");
@@ -18,8 +20,17 @@ pub const NOT_DRAINED: Code = Code("not-drained");
 pub const OUTBOX_RENAMED: Code = Code("outbox-renamed");
 /// Reading the stream back does not come to an end.
 pub const READ_BACK: Code = Code("read-back-stuck");
+/// The stream does not tell whether events are stored.
+pub const READ_BACK_INCOMPLETE: Code = Code("read-back-incomplete");
 /// Two events seem to have the same id.
 pub const SAME_ID: Code = Code("same-id");
+
+/// The checkpoint cannot be stored.
+pub const CHECKPOINT_UNSAVED: Code = Code("checkpoint-unsaved");
+/// The store of the checkpoint is not there, or not permitted.
+pub const CHECKPOINT_MISSING: Code = Code("checkpoint-missing");
+/// A gap was found by an earlier run and is not accepted.
+pub const GAP_PENDING: Code = Code("gap-pending");
 
 /// All codes of this crate, with what they mean and what to do.
 pub const CODES: &[(Code, &str)] = &[
@@ -51,10 +62,16 @@ pub const CODES: &[(Code, &str)] = &[
          Then either use another stream, or go on with `waljet run --accept-gap`.",
     ),
     (
+        OTHER_CLUSTER,
+        "The server has another system identifier than the one that the relay read from before: another cluster answers \
+         at the address. Nothing was told to its slot. Correct `postgres.url`, or find out what was done to the database; \
+         then go on with `waljet run --accept-gap`.",
+    ),
+    (
         DATABASE_CHANGED,
-        "While the relay ran, the server behind the address became another cluster, or one whose history lacks events \
-         that were published. Find out what happened to the database, then start the relay again; it compares the \
-         stream with the database first.",
+        "While the relay ran, the server behind the address became one whose history lacks events that were published. \
+         Find out what happened to the database, compare the table with the stream, then go on with \
+         `waljet run --accept-gap`.",
     ),
     (
         OUTBOX_RENAMED,
@@ -69,10 +86,39 @@ pub const CODES: &[(Code, &str)] = &[
          it, with the `Waljet-Position` headers of the messages around that position.",
     ),
     (
+        READ_BACK_INCOMPLETE,
+        "A warning. What is stored past the confirmed position is read back from the stream before anything is sent, and \
+         the stream no longer holds all that would have to be read: it was purged, its messages aged out, were deleted, \
+         rolled up or consumed from a work queue, or too many of them carry no position that can be read. The events are \
+         sent, for losing them would be worse; those that the stream was given before, longer ago than its duplicate \
+         window, are in it twice by then or reach consumers twice, under the same `Nats-Msg-Id`. \
+         `waljet_read_back_unsure_events_total` counts the events in question; the first of them is in the log. To keep it \
+         from happening, let the stream keep its messages for longer than the relay or its slot may be behind.",
+    ),
+    (
         SAME_ID,
         "The stream had a message with an event's id before the event was sent for the first time. Most likely two rows \
          of the outbox have the same id: the broker stores only the first of them within its duplicate window. Make the \
          id unique; a primary key on it does.",
+    ),
+    (
+        CHECKPOINT_UNSAVED,
+        "The checkpoint cannot be stored. Events flow on, and PostgreSQL is told of no position past the last one that was \
+         stored, so that it keeps WAL. It is tried again for ever. The cause names what stands in the way, such as a \
+         revoked privilege or a full disk.",
+    ),
+    (
+        CHECKPOINT_MISSING,
+        "The relay goes on without a stored checkpoint, since its table or bucket is not there or the role may not use it. \
+         What happens to the slot or the stream while the relay is not running then goes unnoticed. `waljet init` creates \
+         it; a role that may not write to the database can keep it in JetStream with `checkpoint.store = \"nats\"`, and \
+         `checkpoint.store = \"none\"` does without.",
+    ),
+    (
+        GAP_PENDING,
+        "An earlier run of the relay found that events may be missing, and nobody has said that it may go on. The message \
+         repeats what was found. Compare the table with the stream, publish what is missing by hand, then go on with \
+         `waljet run --accept-gap`.",
     ),
     (
         NOT_DRAINED,

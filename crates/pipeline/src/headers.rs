@@ -16,6 +16,8 @@ pub const POSITION: &str = "Waljet-Position";
 pub const COMMIT_TIME: &str = "Waljet-Commit-Time";
 /// `null` where the payload was SQL NULL and the body is empty for that reason.
 pub const PAYLOAD: &str = "Waljet-Payload";
+/// `split` where the event's transaction was to be stored whole and was not: it exceeded a limit.
+pub const ATOMIC: &str = "Waljet-Atomic";
 /// The ordering key's second half.
 pub const AGGREGATE_ID: &str = "Aggregate-Id";
 /// The ordering key's first half.

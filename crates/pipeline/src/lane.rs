@@ -10,6 +10,7 @@
 use tokio::time::Instant;
 
 use crate::error::READ_BACK;
+use crate::grouping::Turn;
 use crate::queue::{Queue, ticks};
 use crate::retry::Backoff;
 use crate::status::EndState;
@@ -74,6 +75,7 @@ impl<K: Sink> Lane<K> {
                 }
             }
         }
+        self.queue.replay.tell();
         self.queue.monitor.sink_state(EndState::Closed);
         Ok(self.queue.window.is_empty())
     }
@@ -86,7 +88,7 @@ impl<K: Sink> Lane<K> {
             }
             self.queue.monitor.sink_state(EndState::Connecting);
             let from = self.queue.resume_from();
-            let Some(opened) = self.queue.meanwhile(self.sink.open(&from)).await? else { return Ok(None) };
+            let Some(opened) = self.queue.open(&mut self.sink, &from).await? else { return Ok(None) };
             match opened {
                 Ok(opened) => {
                     self.backoff.succeeded(Instant::now());
@@ -134,8 +136,13 @@ impl<K: Sink> Lane<K> {
                 },
                 // 2. More to send.
                 item = queue.items.recv(), if queue.deadline.is_none() => queue.take(item)?,
-                // 3. The loop turns at least this often: for its liveness, and to try refused events again.
-                _ = tick.tick() => queue.monitor.turn(),
+                // 3. What is kept back until more of it comes waits in vain where there is no room for more.
+                () = queue.budget.starving(), if queue.groups() => {}
+                // 4. The loop turns at least this often: for its liveness, and to try refused events again.
+                _ = tick.tick() => {
+                    queue.monitor.turn();
+                    queue.replay.tick();
+                }
             }
         }
     }
@@ -157,6 +164,19 @@ impl<K: Sink> Lane<K> {
                 queue.hold(number);
                 break;
             }
+            let placement = match queue.place(number) {
+                Turn::Now(placement) => placement,
+                Turn::Later => {
+                    queue.hold(number);
+                    break;
+                }
+                Turn::Blocked(by) => {
+                    queue.blocked(by);
+                    queue.hold(number);
+                    break;
+                }
+            };
+            let Some(entry) = queue.window.get(number) else { continue };
             let now = Instant::now();
             let message = match (&entry.message, &entry.refusal) {
                 (Some(message), None) => message,
@@ -166,7 +186,7 @@ impl<K: Sink> Lane<K> {
                     break;
                 }
             };
-            match self.sink.send(queue.next_token(), message).await {
+            match self.sink.send(queue.next_token(), message, placement).await {
                 Ok(()) => {
                     queue.was_sent(number, now);
                     any = true;

@@ -9,8 +9,8 @@
 //! 4. [`route`] and [`headers`]: the event becomes an [`OutboundMessage`].
 //! 5. `intake` waits for room in the `window` and puts the message in, in commit order.
 //! 6. `lane` sends the window into a [`Sink`], which cannot be overtaken, and takes acknowledgements.
-//! 7. When all events before the end of a commit are acknowledged, that position is confirmed: the source
-//!    reports it to the server.
+//! 7. When all events before the end of a commit are acknowledged, `keeper` stores that position as the
+//!    [`checkpoint`]; then it is confirmed: the source reports it to the server.
 //!
 //! What holds throughout:
 //!
@@ -23,10 +23,14 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod checkpoint;
 pub mod error;
 pub mod fault;
+mod grouping;
 pub mod headers;
+mod hold;
 mod intake;
+mod keeper;
 mod keys;
 mod lane;
 pub mod message;
@@ -35,6 +39,7 @@ pub mod options;
 pub mod outbox;
 pub mod position;
 mod queue;
+pub mod read_back;
 pub mod retry;
 pub mod route;
 mod run;
@@ -47,18 +52,22 @@ pub mod transaction;
 mod window;
 
 pub use check::{Check, Finding};
+pub use checkpoint::{Checkpoint, Checkpoints, NoCheckpoints, Replace, StreamMark};
 pub use fault::{Action, Code, Fault};
+pub use hold::ReplayWindow;
+pub use keeper::{date, pending_gap};
 pub use message::{InvalidSubject, OrderingKey, OutboundMessage, Subject};
 pub use metrics::Metrics;
 pub use options::{
-    Columns, DEFAULT_DRAIN_TIMEOUT, DEFAULT_MAX_BYTES, DEFAULT_MAX_EVENTS, DEFAULT_RETRY_MAX, DEFAULT_RETRY_MIN,
-    HeaderOptions, OutboxOptions, PipelineOptions, RetryOptions, WindowOptions,
+    Columns, DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_DRAIN_TIMEOUT, DEFAULT_MAX_BYTES, DEFAULT_MAX_EVENTS,
+    DEFAULT_RETRY_MAX, DEFAULT_RETRY_MIN, HeaderOptions, OutboxOptions, PipelineOptions, RetryOptions, WindowOptions,
 };
 pub use outbox::{EventError, OutboxEvent};
 pub use position::{History, ParsePositionError, Position};
+pub use read_back::{Missing, ReadBack, ReadBacks};
 pub use route::{InvalidTemplate, Route, RouteError, UnsafeToken};
 pub use run::{Pipeline, Stopped};
-pub use sink::{Ack, IdDigest, Opened, PublisherMode, Rejection, Sink, Stored};
-pub use source::{Confirmed, Frame, Identity, Source};
+pub use sink::{Ack, IdDigest, Opened, Placement, PublisherMode, Rejection, Sink, Stored};
+pub use source::{Confirmed, Frame, Horizon, Identity, Resume, Source, Visible};
 pub use status::{EndState, Monitor, Status};
 pub use transaction::{Operation, RefusedEvent, Step};

@@ -2,9 +2,11 @@
 //!
 //! Gauges are set from a [`Status`] when they are read, so that they cannot disagree with it.
 
-use prometheus::{Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    Counter, Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
 
-use crate::Status;
+use crate::{ReadBack, ReadBacks, Status};
 
 /// 1 ms to 60 s: a local broker answers within the first bucket, an election takes some seconds.
 const SECONDS: [f64; 15] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -24,6 +26,12 @@ pub struct Metrics {
     pub publish_retries: IntCounterVec,
     /// Connections that were lost, by end.
     pub reconnects: IntCounterVec,
+    /// Events that were sent although the stream no longer told whether it had them.
+    pub read_back_unsure: IntCounter,
+    read_backs: IntCounter,
+    read_back_messages: IntCounter,
+    read_back_found: IntCounter,
+    read_back_seconds: Counter,
     /// From commit to acknowledgement.
     pub commit_to_ack: Histogram,
     /// From sending to acknowledgement.
@@ -49,6 +57,11 @@ impl Metrics {
             registry.register(Box::new(counters.clone()))?;
             Ok::<_, Error>(counters)
         };
+        let counter = |name, help| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, Error>(counter)
+        };
         let gauge = |name, help| {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -70,6 +83,9 @@ impl Metrics {
             "Age of the oldest event that is not acknowledged, since it was received; 0 where there is none.",
         )?;
         registry.register(Box::new(oldest_unacked.clone()))?;
+        let read_back_seconds =
+            Counter::new("waljet_read_back_seconds_total", "How long reading the stream back took.")?;
+        registry.register(Box::new(read_back_seconds.clone()))?;
         Ok(Self {
             stored: events.with_label_values(&["stored"]),
             duplicate: events.with_label_values(&["duplicate"]),
@@ -85,6 +101,20 @@ impl Metrics {
                 "reason",
             )?,
             reconnects,
+            read_back_unsure: counter(
+                "waljet_read_back_unsure_events_total",
+                "Events that were sent although the stream no longer told whether it had them.",
+            )?,
+            read_backs: counter("waljet_read_backs_total", "Times that messages of the stream were read back.")?,
+            read_back_messages: counter(
+                "waljet_read_back_messages_total",
+                "Messages of the stream that were read back.",
+            )?,
+            read_back_found: counter(
+                "waljet_read_back_found_total",
+                "Event ids at or past the position resumed from that were read back.",
+            )?,
+            read_back_seconds,
             commit_to_ack: histogram(
                 "waljet_commit_to_ack_seconds",
                 "From the commit of a transaction to the acknowledgement of each of its events.",
@@ -101,6 +131,25 @@ impl Metrics {
             oldest_unacked,
             ready: gauge("waljet_ready", "1 where /readyz says ready, otherwise 0.")?,
         })
+    }
+
+    /// Counts a read-back.
+    pub(crate) fn read_back(&self, read_back: &ReadBack) {
+        self.read_backs.inc_by(u64::from(read_back.messages > 0));
+        self.read_back_messages.inc_by(read_back.messages);
+        self.read_back_found.inc_by(read_back.found);
+        self.read_back_seconds.inc_by(read_back.took.as_secs_f64());
+    }
+
+    /// Sums up all read-backs.
+    pub(crate) fn read_backs(&self) -> ReadBacks {
+        ReadBacks {
+            count: self.read_backs.get(),
+            messages: self.read_back_messages.get(),
+            found: self.read_back_found.get(),
+            seconds: self.read_back_seconds.get(),
+            unsure: self.read_back_unsure.get(),
+        }
     }
 
     /// Sets the gauges.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use waljet_pgoutput::Timestamp;
 
-use crate::Route;
+use crate::{ReplayWindow, Route};
 
 /// Unacknowledged events at most. Above 256 the broker gains 5 to 10 % on a local link; over a network, the
 /// rate times the round trip must fit in.
@@ -18,6 +18,9 @@ pub const DEFAULT_RETRY_MIN: Duration = Duration::from_millis(50);
 
 /// The longest pause between two attempts: what an operator is ready to wait after mending something.
 pub const DEFAULT_RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// The shortest time between two writes of the checkpoint.
+pub const DEFAULT_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a stop waits for acknowledgements. Process managers kill after 10 s.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
@@ -33,6 +36,10 @@ pub struct PipelineOptions {
     pub headers: HeaderOptions,
     /// How much may be unacknowledged.
     pub window: WindowOptions,
+    /// The shortest time between two writes of the checkpoint.
+    pub checkpoint_interval: Duration,
+    /// How far the slot is held back behind what is confirmed.
+    pub replay_window: ReplayWindow,
     /// How failures are retried.
     pub retry: RetryOptions,
     /// How long a drain may wait for acknowledgements.

@@ -1,5 +1,8 @@
 //! The window with what fills it and what is known about it: the state of a lane.
 
+mod opening;
+mod outcome;
+
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
@@ -7,17 +10,19 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
-use tracing::{debug, error, info, warn};
+use tracing::debug;
 use waljet_pgoutput::{Lsn, Timestamp};
 
-use crate::error;
+use crate::grouping::{Grouping, Turn, View};
+use crate::keeper::Progress;
 use crate::keys::Keys;
+use crate::read_back::Replay;
 use crate::status::Monitor;
 use crate::transaction::RefusedEvent;
 use crate::window::{Budget, Entry, Refusal, Window};
 use crate::{
-    Ack, Action, Code, Fault, History, IdDigest, Identity, Opened, OutboundMessage, Position, PublisherMode, Rejection,
-    Stored,
+    Checkpoint, Code, Fault, IdDigest, Identity, Opened, OutboundMessage, Placement, Position, PublisherMode, Sink,
+    Stored, StreamMark,
 };
 
 /// How often the loop turns when nothing happens.
@@ -32,8 +37,8 @@ const LOG_AGAIN: Duration = Duration::from_secs(30);
 /// What the source's half hands over, in its order.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// A connection was made.
-    Connected(Identity),
+    /// A connection was made, and what was stored of the one before.
+    Connected(Identity, Option<Box<Checkpoint>>),
     /// An event.
     Message(Box<OutboundMessage>),
     /// An event that cannot be published.
@@ -47,14 +52,18 @@ pub(crate) enum Item {
 pub(crate) struct Queue {
     pub(crate) window: Window,
     pub(crate) items: mpsc::Receiver<Item>,
-    budget: Arc<Budget>,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) monitor: Arc<Monitor>,
-    confirmed: watch::Sender<Option<Lsn>>,
+    progress: watch::Sender<Progress>,
     clock: fn() -> Timestamp,
     drain_timeout: Duration,
     accept_gap: bool,
     identity: Option<Identity>,
+    /// The stream as it was last seen.
+    stream: Option<StreamMark>,
     last_admitted: Option<Position>,
+    /// What was committed before is stored, as the checkpoint says.
+    checkpoint: Option<Lsn>,
     /// Set when no more items come: by then everything must be stored.
     pub(crate) deadline: Option<Instant>,
     /// The number of the first entry that was not looked at in this generation.
@@ -63,15 +72,21 @@ pub(crate) struct Queue {
     held: Option<u64>,
     /// Which keys have a message in flight; only used where the generation's order is by key.
     keys: Keys,
+    /// What is to be stored together; only used where the generation's mode can do that.
+    grouping: Grouping,
     /// The entries that were sent in this generation, by token; `None` once acknowledged.
     sent: VecDeque<Option<u64>>,
     /// The token of the front of `sent`.
     first_token: u64,
     /// How many of `sent` are not acknowledged.
     in_flight: usize,
+    /// Whether this generation has sent an event that an earlier one had sent: then copies are no news.
+    sent_again: bool,
     mode: PublisherMode,
     pub(crate) max_in_flight: usize,
     pub(crate) stored: Stored,
+    /// What comes again after the stream was read back.
+    pub(crate) replay: Replay,
     /// Whether the generation is to end, for all that it knew is void.
     pub(crate) reopen: bool,
     /// Whether the stream's tail is still to be compared with the database's history.
@@ -86,7 +101,7 @@ pub(crate) struct QueueOptions {
     pub(crate) items: mpsc::Receiver<Item>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) monitor: Arc<Monitor>,
-    pub(crate) confirmed: watch::Sender<Option<Lsn>>,
+    pub(crate) progress: watch::Sender<Progress>,
     pub(crate) clock: fn() -> Timestamp,
     pub(crate) drain_timeout: Duration,
     pub(crate) accept_gap: bool,
@@ -99,22 +114,27 @@ impl Queue {
             items: options.items,
             budget: options.budget,
             monitor: options.monitor,
-            confirmed: options.confirmed,
+            progress: options.progress,
             clock: options.clock,
             drain_timeout: options.drain_timeout,
             accept_gap: options.accept_gap,
             identity: None,
+            stream: None,
             last_admitted: None,
+            checkpoint: None,
             deadline: None,
             cursor: 0,
             held: None,
             keys: Keys::default(),
+            grouping: Grouping::default(),
             sent: VecDeque::new(),
             first_token: 0,
             in_flight: 0,
+            sent_again: false,
             mode: PublisherMode::Serial,
             max_in_flight: 1,
             stored: Stored::default(),
+            replay: Replay::default(),
             reopen: false,
             tail_unchecked: true,
             logged: None,
@@ -154,6 +174,16 @@ impl Queue {
         }
     }
 
+    /// Opens a generation, taking items meanwhile.
+    pub(crate) async fn open<K: Sink>(
+        &mut self,
+        sink: &mut K,
+        from: &Position,
+    ) -> Result<Option<Result<Opened, Fault>>, Fault> {
+        let seen = self.stream.clone();
+        self.meanwhile(sink.open(from, seen.as_ref())).await
+    }
+
     pub(crate) fn finished(&self) -> bool {
         self.deadline.is_some_and(|deadline| self.window.is_empty() || Instant::now() >= deadline)
     }
@@ -180,97 +210,42 @@ impl Queue {
                 self.window.mark(lsn);
                 self.confirm();
             }
-            Some(Item::Connected(identity)) => self.connected(identity)?,
-            None => self.deadline = Some(Instant::now() + self.drain_timeout),
+            Some(Item::Connected(identity, stored)) => self.connected(identity, stored)?,
+            None => {
+                self.deadline = Some(Instant::now() + self.drain_timeout);
+                self.withdraw();
+            }
         }
         Ok(())
     }
 
-    /// Compares a new connection with what was given out over the ones before.
-    fn connected(&mut self, identity: Identity) -> Result<(), Fault> {
-        let before = self.identity.as_ref().map(|identity| identity.history.system_id);
-        let now = identity.history.system_id;
-        if let Some(before) = before.filter(|before| *before != now) {
-            let message = format!("expected the database of system identifier {before}, found {now}");
-            return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
-                .hint("find out what was done to the database; then start the relay again"));
-        }
-        if identity.handed_over {
-            self.last_admitted = None;
-        }
-        if let Some(last) = self.last_admitted.filter(|last| !identity.covers(last)) {
-            let Identity { history, wal_end, .. } = identity;
-            let message =
-                format!("the event at {last} is not part of the database's history {history} up to {wal_end}");
-            return Err(Fault::new(error::DATABASE_CHANGED, Action::Gap, message)
-                .hint("the server lost transactions whose events may be published; then start the relay again"));
-        }
-        if identity.handed_over {
-            info!(slot_confirmed = %identity.slot_confirmed, "another relay had the slot: beginning where it left it");
-            let (events, bytes) = self.window.clear();
-            self.budget.release(events, bytes);
-            self.reopen = true;
-            self.tail_unchecked = true;
-        }
-        self.identity = Some(identity);
-        Ok(())
+    /// Returns whether events are kept back until they can be stored together.
+    pub(crate) fn groups(&self) -> bool {
+        self.mode == PublisherMode::Atomic
     }
 
-    /// The position of the first event that is not known to be stored.
-    pub(crate) fn resume_from(&self) -> Position {
-        let identity = self.identity.as_ref();
-        let confirmed = self.window.confirmed().max(identity.map(|identity| identity.slot_confirmed));
-        let start = Position {
-            history: identity.map_or(History { system_id: 0, timeline: 0 }, |identity| identity.history),
-            commit_lsn: confirmed.unwrap_or(Lsn::ZERO),
-            ordinal: 0,
+    /// Says whether the turn of an entry has come, and what it is to be stored together with.
+    pub(crate) fn place(&mut self, number: u64) -> Turn {
+        if !self.groups() {
+            return Turn::Now(Placement::ALONE);
+        }
+        let view = View {
+            window: &self.window,
+            stored: &self.stored,
+            ends: self.deadline.is_some(),
+            full: self.items.is_empty() && self.budget.is_starving(),
         };
-        self.window.oldest().map_or(start, |entry| entry.position)
+        self.grouping.place(number, &view)
     }
 
-    pub(crate) fn begin(&mut self, opened: Opened) -> Result<(), Fault> {
-        let first = std::mem::take(&mut self.tail_unchecked);
-        if first {
-            self.check_tail(&opened)?;
-        }
-        let stored = opened.stored.ids.len();
-        let Opened { stream, mode, last_sequence, .. } = &opened;
-        let tail = opened.tail.map(|tail| tail.to_string()).unwrap_or_default();
-        if first || self.logged.is_some() {
-            info!(%stream, %mode, last_sequence, tail, stored, "stream open");
-        } else {
-            debug!(%stream, %mode, last_sequence, tail, stored, "stream open");
-        }
-        self.monitor.sink_opened(&opened);
-        self.cursor = self.window.front();
-        self.reopen = false;
-        self.held = None;
-        self.keys.clear();
-        self.sent.clear();
-        self.first_token = 0;
-        self.in_flight = 0;
-        self.mode = opened.mode;
-        self.max_in_flight = opened.max_in_flight.max(1);
-        self.stored = opened.stored;
-        Ok(())
-    }
-
-    fn check_tail(&self, opened: &Opened) -> Result<(), Fault> {
-        let (Some(tail), Some(identity)) = (&opened.tail, &self.identity) else { return Ok(()) };
-        if identity.covers(tail) {
-            return Ok(());
-        }
-        let Identity { history, wal_end, .. } = identity;
-        let stream = &opened.stream;
-        let message = format!(
-            "the last event in stream {stream:?} is at {tail}, which is not part of the database's history {history} up to {wal_end}"
-        );
-        if self.accept_gap {
-            warn!(error = message, "gap accepted by the operator");
-            return Ok(());
-        }
-        Err(Fault::new(error::STREAM_AHEAD, Action::Gap, message)
-            .hint("use another stream for this database, or accept the gap with: waljet run --accept-gap"))
+    /// Takes back a transaction whose end does not come any more, for the next start to publish it whole.
+    fn withdraw(&mut self) {
+        let Some(number) = self.groups().then(|| self.grouping.unfinished(&self.window)).flatten() else { return };
+        let (events, bytes) = self.window.withdraw(number);
+        self.budget.release(events, bytes);
+        self.held = self.held.filter(|held| *held < number);
+        self.cursor = self.cursor.min(number);
+        debug!(events, "the end of a transaction was not received: it is left for the next start");
     }
 
     /// Takes the entry whose turn it is; one that cannot be sent has to be given back with [`hold`](Self::hold).
@@ -316,9 +291,11 @@ impl Queue {
 
     pub(crate) fn was_sent(&mut self, number: u64, now: Instant) {
         if let Some(entry) = self.window.get_mut(number) {
+            self.replay.sent(entry, (self.clock)(), &self.monitor);
             entry.sent_at = Some(now);
             entry.attempts += 1;
             entry.refusal = None;
+            self.sent_again |= entry.attempts > 1;
         }
         self.sent.push_back(Some(number));
         self.in_flight += 1;
@@ -330,120 +307,6 @@ impl Queue {
         }
     }
 
-    /// Holds an event that cannot be published, and shows that the lane stands there.
-    pub(crate) fn blocked(&mut self, number: u64) {
-        self.hold(number);
-        let Some(entry) = self.window.get(number) else { return };
-        let Some(refusal) = &entry.refusal else { return };
-        let (position, fault) = (entry.position, &refusal.fault);
-        self.monitor.sink_blocked(fault);
-        if log_now(&mut self.logged, fault.code) {
-            let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
-            error!(%position, %code, error, hint, "event cannot be published; nothing behind it is");
-        }
-    }
-
-    pub(crate) fn acknowledged(&mut self, ack: Ack) {
-        self.monitor.turn();
-        if self.mode == PublisherMode::Lanes {
-            self.settle(ack.token, ack);
-        } else {
-            (self.first_token..=ack.token).for_each(|token| self.settle(token, ack));
-        }
-        while self.sent.front().is_some_and(Option::is_none) {
-            self.sent.pop_front();
-            self.first_token += 1;
-        }
-        self.logged = None;
-        self.confirm();
-    }
-
-    /// Notes that the message of a token is stored, as the acknowledgement of this or a later one says.
-    fn settle(&mut self, token: u64, ack: Ack) {
-        let Some(number) = self.number(token) else { return };
-        if let Some(slot) = self.index(token).and_then(|index| self.sent.get_mut(index)) {
-            *slot = None;
-            self.in_flight -= 1;
-        }
-        let duplicate = ack.duplicate && token == ack.token;
-        if let Some(entry) = self.window.get(number) {
-            observe(&self.monitor, entry, duplicate, (self.clock)());
-            self.monitor.acknowledged(ack.sequence, entry.position);
-            if duplicate && entry.attempts == 1 && log_now(&mut self.same_id_logged, error::SAME_ID) {
-                let Position { commit_lsn, ordinal, .. } = entry.position;
-                let sequence = ack.sequence;
-                warn!(%commit_lsn, ordinal, sequence, code = %error::SAME_ID, "the stream had an event of this id already; the ids of two events may be the same");
-            }
-        }
-        self.done(number);
-    }
-
-    /// Notes that the stream holds an entry already.
-    pub(crate) fn found_stored(&mut self, number: u64) {
-        self.monitor.metrics.skipped.inc();
-        self.monitor.progress();
-        self.done(number);
-        self.confirm();
-    }
-
-    fn done(&mut self, number: u64) {
-        if let Some(message) = self.window.get(number).and_then(|entry| entry.message.as_ref())
-            && self.mode == PublisherMode::Lanes
-        {
-            self.keys.stored(message.key);
-        }
-        let (events, bytes) = self.window.done(number);
-        self.budget.release(events, bytes);
-    }
-
-    fn index(&self, token: u64) -> Option<usize> {
-        usize::try_from(token.checked_sub(self.first_token)?).ok()
-    }
-
-    fn number(&self, token: u64) -> Option<u64> {
-        self.sent.get(self.index(token)?).copied().flatten()
-    }
-
-    /// Takes what the broker said, and returns it as a failure of the generation.
-    pub(crate) fn rejected(&mut self, rejection: Rejection) -> Fault {
-        let Rejection { token, fault } = rejection;
-        match (fault.action, token.and_then(|token| self.number(token))) {
-            (Action::Refuse, Some(number)) => {
-                let again = Fault::new(fault.code, Action::Retry, fault.message.clone());
-                self.refuse(number, fault);
-                again
-            }
-            _ => fault,
-        }
-    }
-
-    pub(crate) fn failed(&mut self, fault: &Fault) {
-        self.monitor.sink_fault(fault);
-        self.monitor.metrics.publish_retries.with_label_values(&[fault.code.0]).inc();
-        let (code, error, hint) = (fault.code, fault.summary(), fault.hint.as_deref().unwrap_or(""));
-        let waiting = self.window.len();
-        if log_now(&mut self.logged, fault.code) {
-            warn!(%code, error, hint, waiting, "publishing failed, beginning anew from the first event not known to be stored");
-        } else {
-            debug!(%code, error, waiting, "publishing failed again");
-        }
-        self.show();
-    }
-
-    fn confirm(&self) {
-        let Some(lsn) = self.window.confirmed() else { return };
-        let raised = self.confirmed.send_if_modified(|confirmed| {
-            let raise = confirmed.is_none_or(|old| old < lsn);
-            if raise {
-                *confirmed = Some(lsn);
-            }
-            raise
-        });
-        if raised {
-            self.monitor.confirmed(lsn);
-        }
-    }
-
     pub(crate) fn show(&self) {
         let oldest = self.window.oldest().map(|entry| entry.received_at);
         self.monitor.window(self.window.len(), self.window.bytes(), oldest);
@@ -452,32 +315,13 @@ impl Queue {
 
 impl Stored {
     pub(crate) fn holds(&self, entry: &Entry) -> bool {
-        let id = entry.message.as_ref().map(|message| message.id.as_str());
-        !self.ids.is_empty() && id.is_some_and(|id| self.ids.contains(&IdDigest::of(id)))
+        if self.before.is_some_and(|before| entry.position.commit_lsn < before) {
+            return true;
+        }
+        let Some(message) = entry.message.as_ref().filter(|_| !self.ids.is_empty()) else { return false };
+        let id = IdDigest::of(&message.id);
+        self.ids.contains(&id.at(entry.position.commit_lsn)) || self.ids.contains(&id)
     }
-}
-
-fn observe(monitor: &Monitor, entry: &Entry, duplicate: bool, now: Timestamp) {
-    let metrics = &monitor.metrics;
-    let counter = if duplicate { &metrics.duplicate } else { &metrics.stored };
-    counter.inc();
-    if let Some(sent_at) = entry.sent_at {
-        metrics.publish_to_ack.observe(sent_at.elapsed().as_secs_f64());
-    }
-    if let Some(message) = &entry.message {
-        let micros = now.0.saturating_sub(message.commit_time.0);
-        metrics.commit_to_ack.observe(micros.max(0) as f64 / 1e6);
-    }
-}
-
-/// Returns whether a failure of this code is to be logged now, and notes that it is.
-fn log_now(logged: &mut Option<(Code, Instant)>, code: Code) -> bool {
-    let now = Instant::now();
-    let recent = logged.is_some_and(|(last, at)| last == code && now.duration_since(at) < LOG_AGAIN);
-    if !recent {
-        *logged = Some((code, now));
-    }
-    !recent
 }
 
 pub(crate) fn ticks() -> tokio::time::Interval {

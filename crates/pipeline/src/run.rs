@@ -6,8 +6,11 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 use waljet_pgoutput::Lsn;
 
+use crate::checkpoint::Checkpoints;
 use crate::error;
+use crate::hold::Hold;
 use crate::intake::Intake;
+use crate::keeper::{Keeper, KeeperOptions, Progress};
 use crate::lane::Lane;
 use crate::queue::{Item, Queue, QueueOptions};
 use crate::retry::Backoff;
@@ -21,8 +24,9 @@ const ITEMS: usize = 256;
 
 /// Moves events from a source to a sink until it is stopped.
 #[derive(Debug)]
-pub struct Pipeline<S, K> {
-    intake: Intake<S>,
+pub struct Pipeline<S, K, C> {
+    intake: Intake<S, C>,
+    keeper: Arc<Keeper<C>>,
     lane: Lane<K>,
     items: mpsc::Sender<Item>,
     confirmed: watch::Receiver<Option<Lsn>>,
@@ -37,12 +41,21 @@ pub struct Stopped {
     pub drained: bool,
 }
 
-impl<S: Source, K: Sink> Pipeline<S, K> {
+impl<S: Source, K: Sink, C: Checkpoints> Pipeline<S, K, C> {
     /// Puts a pipeline together. `seed` decides the jitter of its pauses.
     #[must_use]
-    pub fn new(source: S, sink: K, options: PipelineOptions, monitor: Arc<Monitor>, seed: u64) -> Self {
+    pub fn new(source: S, sink: K, checkpoints: C, options: PipelineOptions, monitor: Arc<Monitor>, seed: u64) -> Self {
         let (items, receiver) = mpsc::channel(ITEMS);
         let (confirmed_sender, confirmed) = watch::channel(None);
+        let (progress_sender, progress) = watch::channel(Progress::default());
+        let keeper = Arc::new(Keeper::new(KeeperOptions {
+            store: checkpoints,
+            interval: options.checkpoint_interval,
+            clock: options.clock,
+            monitor: Arc::clone(&monitor),
+            progress,
+            confirmed: confirmed_sender,
+        }));
         let budget = Arc::new(Budget::new(options.window));
         let intake = Intake {
             source,
@@ -51,19 +64,23 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
             budget: Arc::clone(&budget),
             monitor: Arc::clone(&monitor),
             confirmed: confirmed.clone(),
+            keeper: Arc::clone(&keeper),
+            accept_gap: options.accept_gap,
+            hold: Hold::new(options.replay_window),
+            clock: options.clock,
             resume: None,
         };
         let queue = Queue::new(QueueOptions {
             items: receiver,
             budget,
             monitor,
-            confirmed: confirmed_sender,
+            progress: progress_sender,
             clock: options.clock,
             drain_timeout: options.drain_timeout,
             accept_gap: options.accept_gap,
         });
         let lane = Lane { sink, backoff: Backoff::new(options.retry, !seed), queue };
-        Self { intake, lane, items, confirmed }
+        Self { intake, keeper, lane, items, confirmed }
     }
 
     /// Runs until `stop` turns true; then takes nothing more, waits for what is unacknowledged up to the drain
@@ -77,11 +94,20 @@ impl<S: Source, K: Sink> Pipeline<S, K> {
     ///
     /// May be dropped at any time: nothing that is not stored was confirmed.
     pub async fn run(self, stop: watch::Receiver<bool>) -> Result<Stopped, Fault> {
-        let Self { mut intake, mut lane, items, confirmed } = self;
-        let result = tokio::try_join!(intake.run(items, stop), lane.run());
+        let Self { mut intake, keeper, mut lane, items, confirmed } = self;
+        let result = tokio::select! {
+            biased;
+            result = async { tokio::try_join!(intake.run(items, stop), lane.run()) } => result,
+            never = keeper.run() => match never {},
+        };
+        match &result {
+            Ok(_) => keeper.finish().await,
+            Err(fault) if fault.action == Action::Gap => keeper.note_gap(fault).await,
+            Err(_) => {}
+        }
         let lsn = *confirmed.borrow();
         // After a fault nobody knows what the server's position would mean: it is told nothing more.
-        let last = if result.is_ok() { intake.confirmed_as(lsn) } else { None };
+        let last = if result.is_ok() { intake.last_told(lsn) } else { None };
         if let Err(fault) = intake.source.close(last).await {
             warn!(code = %fault.code, error = fault.summary(), "the last position may not have been taken");
         }

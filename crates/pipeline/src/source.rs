@@ -16,6 +16,30 @@ pub struct Confirmed {
     pub lsn: Lsn,
 }
 
+impl Confirmed {
+    /// Returns whether this is `other`, or comes after it: in one cluster, all of a later timeline comes after an earlier one,
+    /// whatever the positions are.
+    #[must_use]
+    pub fn follows(&self, other: Self) -> bool {
+        self.history.system_id == other.history.system_id
+            && (self.history.timeline, self.lsn) >= (other.history.timeline, other.lsn)
+    }
+}
+
+/// Where reading begins, and what the slot is expected to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// How far this process, or the one before it, has confirmed.
+    pub confirmed: Confirmed,
+    /// By how many bytes the slot may stand past it: the WAL that storing that position made.
+    pub own_wal: u64,
+    /// Whether what the slot holds before it is read once more, as far as the slot went back: for a new process to find it in the
+    /// stream.
+    pub from_slot: bool,
+    /// Whether the position was read from the store just now: then no other relay can have moved the slot past it.
+    pub stored: bool,
+}
+
 /// A source of committed changes: one replication slot.
 ///
 /// # Contract
@@ -31,9 +55,9 @@ pub struct Confirmed {
 pub trait Source: Send {
     /// Connects, verifies that the server is the one it should be, and starts streaming.
     ///
-    /// `resume` is how far this process has confirmed, or `None` on the first call: then the slot's own
+    /// With no `resume` the slot's own
     /// position counts. Before the server hears of the position, it is made sure that it belongs to the server's
-    /// history. Replaces a connection that is there.
+    /// history. Nothing is reported to it before the next [`report`](Self::report). Replaces a connection that is there.
     ///
     /// # Errors
     ///
@@ -42,7 +66,7 @@ pub trait Source: Send {
     /// # Cancel safety
     ///
     /// A cancelled call leaves the source unconnected.
-    fn connect(&mut self, resume: Option<Confirmed>) -> impl Future<Output = Result<Identity, Fault>> + Send;
+    fn connect(&mut self, resume: Option<Resume>) -> impl Future<Output = Result<Identity, Fault>> + Send;
 
     /// Waits for the next frame.
     ///
@@ -83,6 +107,27 @@ pub enum Frame {
         /// The position.
         wal_end: Lsn,
     },
+    /// What was visible at some time, beside the stream.
+    Horizon(Horizon),
+}
+
+/// What a reader of the database saw at some time: where everything before the position is stored, all rows that are visible in
+/// the snapshot are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Horizon {
+    /// A position past the commits of all that is visible.
+    pub lsn: Lsn,
+    /// What was visible.
+    pub visible: Visible,
+}
+
+/// A snapshot, by which rows are told apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Visible {
+    /// The snapshot, as `pg_current_snapshot` writes it.
+    pub snapshot: String,
+    /// The commits of all that is not visible in it are past this position: where to begin to look for them.
+    pub after: Lsn,
 }
 
 /// Who answered: `IDENTIFY_SYSTEM` and the timeline's history.
@@ -102,6 +147,16 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Returns whether everything before `confirmed` is part of this server's history.
+    #[must_use]
+    pub fn includes(&self, confirmed: Confirmed) -> bool {
+        let Confirmed { history: History { system_id, timeline }, lsn } = confirmed;
+        let left = |(left, end): &(u32, Lsn)| *left == timeline && lsn <= *end;
+        system_id == self.history.system_id
+            && lsn <= self.wal_end
+            && (timeline == self.history.timeline || self.switch_points.iter().any(left))
+    }
+
     /// Returns whether `position` is part of this server's history: the same cluster, a timeline that
     /// this one descends from and had not left by then, and WAL that the server has.
     #[must_use]
@@ -146,6 +201,25 @@ mod tests {
         assert!(covers(7, 2, 499));
         assert!(!covers(7, 2, 500));
         assert!(!covers(7, 4, 10));
+    }
+
+    #[test]
+    fn what_was_confirmed_up_to_a_switch_is_included_and_nothing_beyond() {
+        let includes = |system_id, timeline, lsn| {
+            identity().includes(Confirmed { history: History { system_id, timeline }, lsn: Lsn(lsn) })
+        };
+        assert!(includes(7, 3, 1000) && !includes(7, 3, 1001));
+        assert!(includes(7, 2, 500) && !includes(7, 2, 501));
+        assert!(!includes(7, 4, 10) && !includes(8, 3, 10));
+    }
+
+    #[test]
+    fn a_later_timeline_follows_an_earlier_one_and_no_cluster_another() {
+        let at = |system_id, timeline, lsn| Confirmed { history: History { system_id, timeline }, lsn: Lsn(lsn) };
+        assert!(at(7, 1, 5).follows(at(7, 1, 5)) && at(7, 1, 6).follows(at(7, 1, 5)));
+        assert!(!at(7, 1, 4).follows(at(7, 1, 5)));
+        assert!(at(7, 2, 4).follows(at(7, 1, 5)) && !at(7, 1, 5).follows(at(7, 2, 4)));
+        assert!(!at(8, 2, 9).follows(at(7, 1, 5)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use waljet_pgoutput::Lsn;
 
-use crate::{Fault, History, Metrics, Opened, Position, PublisherMode, WindowOptions};
+use crate::{Checkpoint, Fault, History, Metrics, Opened, Position, PublisherMode, ReadBack, ReadBacks, WindowOptions};
 
 /// Something pending and nothing acknowledged for this long is not ready.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ pub struct Status {
     pub sink: SinkStatus,
     /// What is unacknowledged.
     pub window: WindowStatus,
+    /// The stored checkpoint.
+    pub checkpoint: CheckpointStatus,
     /// What became of the events so far.
     pub events: EventCounts,
     /// WAL between the received and the confirmed position.
@@ -90,6 +92,26 @@ pub struct SinkStatus {
     /// The position of the last event that was acknowledged or found.
     #[serde(serialize_with = "text")]
     pub last_position: Option<Position>,
+    /// What the last read-back of the stream took, and what it could not tell.
+    pub read_back: Option<ReadBack>,
+    /// All read-backs in sum.
+    pub read_backs: ReadBacks,
+}
+
+/// The stored checkpoint.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CheckpointStatus {
+    /// Where it is kept: `postgres`, `nats` or `none`.
+    pub store: &'static str,
+    /// The position, which the slot is never past.
+    #[serde(serialize_with = "text")]
+    pub confirmed_lsn: Option<Lsn>,
+    /// A sequence that the stream had by then.
+    pub stream_sequence: Option<u64>,
+    /// How often it was written since the relay started.
+    pub writes: u64,
+    /// Why it is not kept.
+    pub fault: Option<FaultReport>,
 }
 
 /// A fault as the views show it.
@@ -147,6 +169,7 @@ pub struct Monitor {
 struct State {
     source: SourceStatus,
     sink: SinkStatus,
+    checkpoint: CheckpointStatus,
     window: WindowStatus,
     oldest_received: Option<Instant>,
     last_progress: Instant,
@@ -163,6 +186,7 @@ impl Monitor {
         let state = State {
             source: SourceStatus::default(),
             sink: SinkStatus::default(),
+            checkpoint: CheckpointStatus::default(),
             window,
             oldest_received: None,
             last_progress: now,
@@ -180,9 +204,11 @@ impl Monitor {
         window.oldest_unacked_seconds = state.oldest_received.map_or(0.0, |since| seconds(now, since));
         let mut source = state.source.clone();
         let mut sink = state.sink.clone();
-        for fault in [&mut source.fault, &mut sink.fault].into_iter().flatten() {
+        let mut checkpoint = state.checkpoint.clone();
+        for fault in [&mut source.fault, &mut sink.fault, &mut checkpoint.fault].into_iter().flatten() {
             fault.seconds = fault.since.map_or(0.0, |since| seconds(now, since));
         }
+        sink.read_backs = self.metrics.read_backs();
         let (reason, hint) = not_ready(&state, now).map_or((None, None), |why| (Some(why.reason), why.hint));
         let received = state.source.received_lsn.unwrap_or(Lsn::ZERO);
         let events = EventCounts {
@@ -198,6 +224,7 @@ impl Monitor {
             lag_bytes: state.source.confirmed_lsn.map_or(0, |confirmed| received.bytes_since(confirmed)),
             source,
             sink,
+            checkpoint,
             window,
             events,
         }
@@ -239,17 +266,41 @@ impl Monitor {
         state.source.confirmed_lsn = state.source.confirmed_lsn.max(Some(lsn));
     }
 
+    pub(crate) fn checkpoint_store(&self, store: &'static str) {
+        self.lock().checkpoint.store = store;
+    }
+
+    /// Notes what the store holds, and whether it was written now.
+    pub(crate) fn checkpoint_saved(&self, saved: &Checkpoint, written: bool) {
+        let mut state = self.lock();
+        let checkpoint = &mut state.checkpoint;
+        checkpoint.confirmed_lsn = Some(saved.confirmed.lsn);
+        checkpoint.stream_sequence = saved.stream.as_ref().map(|stream| stream.last_sequence);
+        checkpoint.writes += u64::from(written);
+        checkpoint.fault = None;
+    }
+
+    /// Notes why the checkpoint is not kept. Returns whether that is news.
+    pub(crate) fn checkpoint_fault(&self, fault: &Fault) -> bool {
+        let mut state = self.lock();
+        let known = state.checkpoint.fault.as_ref().is_some_and(|known| known.code == fault.code.0);
+        report(&mut state.checkpoint.fault, fault);
+        !known
+    }
+
     pub(crate) fn sink_state(&self, end: EndState) {
         self.lock().sink.state = end;
     }
 
     pub(crate) fn sink_opened(&self, opened: &Opened) {
+        self.metrics.read_back(&opened.read_back);
         let mut state = self.lock();
         let sink = &mut state.sink;
         sink.state = EndState::Open;
         sink.stream = Some(opened.stream.clone());
         sink.mode = Some(opened.mode);
         sink.generation += 1;
+        sink.read_back = Some(opened.read_back.clone());
         if let Some(tail) = &opened.tail {
             sink.last_position = Some(*tail);
             sink.last_sequence = Some(opened.last_sequence);
@@ -332,6 +383,14 @@ fn not_ready(state: &State, now: Instant) -> Option<NotReady> {
             (None, EndState::Closed) => return Some(format!("{end}: not connected yet").into()),
             (None, _) => return Some(format!("{end}: connecting").into()),
         }
+    }
+    // Where there never was a checkpoint, its fault is a warning: nothing is held back for it.
+    if let Some(fault) = &state.checkpoint.fault
+        && state.checkpoint.confirmed_lsn.is_some()
+        && fault.since.is_some_and(|since| now.duration_since(since) >= STALLED_AFTER)
+    {
+        let reason = format!("checkpoint: {} [{}]", fault.message, fault.code);
+        return Some(NotReady { reason, hint: fault.hint.clone() });
     }
     let oldest = state.oldest_received?.max(state.last_progress);
     let waited = now.duration_since(oldest);

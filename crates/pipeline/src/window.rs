@@ -1,8 +1,7 @@
 //! The events that are not known to be stored, in commit order, and the position that may be confirmed.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -48,6 +47,8 @@ pub(crate) struct Window {
     /// The number of the front entry.
     front: u64,
     marks: VecDeque<Mark>,
+    /// The commit LSN of the last entry that left the front.
+    left: Option<Lsn>,
     confirmed: Option<Lsn>,
     bytes: usize,
 }
@@ -90,7 +91,10 @@ impl Window {
         let (mut entries, mut bytes) = (0, 0);
         while self.entries.front().is_some_and(|entry| entry.done) {
             entries += 1;
-            bytes += self.entries.pop_front().map_or(0, |entry| entry.size);
+            if let Some(entry) = self.entries.pop_front() {
+                bytes += entry.size;
+                self.left = Some(entry.position.commit_lsn);
+            }
         }
         self.front += entries as u64;
         self.bytes -= bytes;
@@ -104,8 +108,37 @@ impl Window {
         self.front += dropped.0 as u64;
         self.entries.clear();
         self.marks.clear();
+        self.left = None;
+        // What comes next may lie before what was confirmed so far.
+        self.confirmed = None;
         self.bytes = 0;
         dropped
+    }
+
+    /// Takes back the entries from this number on. Returns how many entries and bytes they were.
+    pub(crate) fn withdraw(&mut self, number: u64) -> (usize, usize) {
+        let at = usize::try_from(number.saturating_sub(self.front)).unwrap_or(usize::MAX).min(self.entries.len());
+        let (mut entries, mut bytes) = (0, 0);
+        for entry in self.entries.drain(at..) {
+            entries += 1;
+            bytes += entry.size;
+        }
+        self.bytes -= bytes;
+        (entries, bytes)
+    }
+
+    /// Returns whether events of this transaction come before the entry, in the window or out of it by now.
+    pub(crate) fn continues(&self, number: u64, commit_lsn: Lsn) -> bool {
+        if number <= self.front {
+            return self.left == Some(commit_lsn);
+        }
+        self.get(number - 1).is_some_and(|entry| entry.position.commit_lsn == commit_lsn)
+    }
+
+    /// Returns whether the transaction of the last entry has ended: a mark past its commit was set.
+    pub(crate) fn is_complete(&self) -> bool {
+        let Some(last) = self.entries.back() else { return true };
+        self.marks.back().is_some_and(|mark| mark.lsn > last.position.commit_lsn)
     }
 
     /// Returns the position up to which everything is done: the end of a commit, or a keepalive's.
@@ -183,13 +216,22 @@ impl Window {
 #[derive(Debug)]
 pub(crate) struct Budget {
     options: WindowOptions,
-    used: Mutex<(usize, usize)>,
+    used: Mutex<Used>,
     released: Notify,
+    starving: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    events: usize,
+    bytes: usize,
+    /// The size of the event that waits for room.
+    waiting: Option<usize>,
 }
 
 impl Budget {
     pub(crate) fn new(options: WindowOptions) -> Self {
-        Self { options, used: Mutex::default(), released: Notify::new() }
+        Self { options, used: Mutex::default(), released: Notify::new(), starving: Notify::new() }
     }
 
     /// Waits until an event of this size has room, and takes it.
@@ -203,27 +245,53 @@ impl Budget {
             if self.try_take(size) {
                 return;
             }
+            self.starving.notify_one();
             released.await;
         }
     }
 
     pub(crate) fn release(&self, events: usize, bytes: usize) {
         {
-            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-            used.0 = used.0.saturating_sub(events);
-            used.1 = used.1.saturating_sub(bytes);
+            let mut used = self.lock();
+            used.events = used.events.saturating_sub(events);
+            used.bytes = used.bytes.saturating_sub(bytes);
         }
         self.released.notify_waiters();
     }
 
     fn try_take(&self, size: usize) -> bool {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let (events, bytes) = *used;
-        let room = events == 0 || (events < self.options.max_events && bytes + size <= self.options.max_bytes);
+        let mut used = self.lock();
+        let room = self.has_room(&used, size);
         if room {
-            *used = (events + 1, bytes + size);
+            (used.events, used.bytes, used.waiting) = (used.events + 1, used.bytes + size, None);
+        } else {
+            used.waiting = Some(size);
         }
         room
+    }
+
+    /// Returns whether an event waits for room that only what is in the window can make.
+    pub(crate) fn is_starving(&self) -> bool {
+        let used = self.lock();
+        used.waiting.is_some_and(|size| !self.has_room(&used, size))
+    }
+
+    /// Waits until an event has to wait for room.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is missed by a cancelled call.
+    pub(crate) async fn starving(&self) {
+        self.starving.notified().await;
+    }
+
+    fn has_room(&self, used: &Used, size: usize) -> bool {
+        let WindowOptions { max_events, max_bytes } = self.options;
+        used.events == 0 || (used.events < max_events && used.bytes + size <= max_bytes)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use waljet_pgoutput::{Lsn, Timestamp};
-use waljet_pipeline::testing::{Broker, BrokerFaults, Database, Fence, SourceFaults, Transaction};
-use waljet_pipeline::{
-    Columns, DEFAULT_DRAIN_TIMEOUT, EndState, HeaderOptions, Metrics, Monitor, OutboxOptions, Pipeline,
-    PipelineOptions, RetryOptions, Route, UnsafeToken, WindowOptions,
-};
+use waljet_pgoutput::Lsn;
+use waljet_pipeline::testing::{Broker, BrokerFaults, Database, Fence, SourceFaults, Transaction, monitor, options};
+use waljet_pipeline::{EndState, NoCheckpoints, Pipeline, WindowOptions};
 
 fn transaction(number: u64) -> Transaction {
     Transaction {
@@ -22,28 +19,13 @@ fn transaction(number: u64) -> Transaction {
     }
 }
 
-fn options() -> PipelineOptions {
-    let columns = Columns { headers: None, ..Columns::waljet() };
-    PipelineOptions {
-        outbox: OutboxOptions { schema: "public".into(), table: "outbox".into(), columns },
-        route: Route::new("outbox.{event_type}", UnsafeToken::Escape).unwrap(),
-        headers: HeaderOptions::default(),
-        window: WindowOptions::default(),
-        retry: RetryOptions::default(),
-        drain_timeout: DEFAULT_DRAIN_TIMEOUT,
-        accept_gap: false,
-        clock: || Timestamp(0),
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_event_over_a_limit_blocks_what_is_behind_it_until_the_limit_is_raised() {
     let broker = Broker::new(Fence::ExpectedSequence, BrokerFaults::default(), Duration::from_secs(120), 1);
     let database = Database::new((1..=5).map(transaction).collect(), broker.clone(), SourceFaults::default(), 1);
-    let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
-    let monitor = Arc::new(Monitor::new(metrics, WindowOptions::default()));
+    let monitor = monitor(WindowOptions::default());
     broker.too_large(Some("event-3"));
-    let pipeline = Pipeline::new(database.source(), broker.sink(), options(), Arc::clone(&monitor), 1);
+    let pipeline = Pipeline::new(database.source(), broker.sink(), NoCheckpoints, options(), Arc::clone(&monitor), 1);
     let (stop, stopped) = watch::channel(false);
     let script = async {
         tokio::time::sleep(Duration::from_secs(20)).await;

@@ -1,12 +1,13 @@
 //! The control connection: SQL beside the stream.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_postgres::config::{SslMode, SslNegotiation, TargetSessionAttrs};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
-use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 use waljet_pipeline::{Action, Fault};
 
 use crate::connect::{ConnectOptions, Endpoint};
@@ -32,6 +33,44 @@ pub(crate) struct Control {
     /// Whether the server is a standby.
     pub(crate) standby: bool,
     _connection: JoinSet<()>,
+}
+
+/// The control connection that a source and a store of checkpoints share, so that a relay has one.
+#[derive(Clone, Debug, Default)]
+pub struct SharedControl(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    current: Option<Arc<Control>>,
+    unused: bool,
+}
+
+impl SharedControl {
+    /// Puts a connection there, in the place of the one before.
+    pub(crate) fn put(&self, control: Arc<Control>) {
+        *self.lock() = Shared { current: Some(control), unused: false };
+    }
+
+    /// Puts a connection there that was just made; the next to need a new one takes it.
+    pub(crate) fn put_unused(&self, control: Arc<Control>) {
+        *self.lock() = Shared { current: Some(control), unused: true };
+    }
+
+    /// Returns the connection, unless it is closed.
+    pub(crate) fn current(&self) -> Option<Arc<Control>> {
+        self.lock().current.clone().filter(|control| !control.client.is_closed())
+    }
+
+    /// Returns the connection if nobody took it for a new one yet.
+    pub(crate) fn take_unused(&self) -> Option<Arc<Control>> {
+        let mut shared = self.lock();
+        let unused = std::mem::take(&mut shared.unused);
+        shared.current.clone().filter(|control| unused && !control.client.is_closed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Control {
@@ -135,6 +174,11 @@ impl Control {
         Ok(messages.into_iter().filter_map(row).collect())
     }
 
+    /// Runs a query of any length and returns its rows as they come: the server waits while nobody takes them.
+    pub(crate) async fn stream(&self, context: &str, sql: &str) -> Result<SimpleQueryStream, Fault> {
+        self.client.simple_query_raw(sql).await.map_err(|error| error::from_client(context, error))
+    }
+
     /// Runs statements that return at least one row, and returns the first.
     pub(crate) async fn row(&self, context: &str, sql: &str) -> Result<SimpleQueryRow, Fault> {
         let first = self.rows(context, sql).await?.into_iter().next();
@@ -164,6 +208,8 @@ fn session_options(own: Option<&str>) -> String {
         options.push_str(&format!(" -c {name}={value}"));
     }
     let millis = STATEMENT_TIMEOUT.as_millis();
+    // The only write is the checkpoint's, which must not wait for a standby that is away.
+    options.push_str(" -c synchronous_commit=local");
     options.push_str(&format!(" -c statement_timeout={millis} -c lock_timeout={millis}"));
     options
 }

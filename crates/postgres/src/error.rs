@@ -5,7 +5,9 @@ use std::fmt;
 use std::io;
 
 use pgwire_replication::protocol::ErrorFields;
-use waljet_pipeline::{Action, Code, Fault};
+use waljet_pgoutput::Lsn;
+use waljet_pipeline::error::OTHER_CLUSTER;
+use waljet_pipeline::{Action, Code, Confirmed, Fault, History, Identity};
 
 /// The connection options cannot be read.
 pub const CONNECT_OPTIONS: Code = Code("postgres-options");
@@ -65,8 +67,8 @@ pub const SLOT_MOVED: Code = Code("slot-moved");
 pub const SLOT_BLOCKED: Code = Code("slot-blocked");
 /// A slot cannot be moved back.
 pub const SLOT_ADVANCE: Code = Code("slot-advance");
-/// The address leads to another cluster than before.
-pub const OTHER_CLUSTER: Code = Code("other-cluster");
+/// A catch-up from the table did not come to its end.
+pub const CATCH_UP: Code = Code("catch-up-unfinished");
 /// The server has less WAL than was confirmed.
 pub const WAL_BEHIND: Code = Code("wal-behind");
 /// WAL that the slot needs is gone.
@@ -171,7 +173,7 @@ pub const CODES: &[(Code, &str)] = &[
     ),
     (
         SLOT_MOVED,
-        "The slot's confirmed position lies past what this relay confirmed: somebody else read or advanced it. Events in between were not published: find the other reader, bring them from the table, then start the relay again.",
+        "The slot's confirmed position lies past what a relay of this slot confirmed, as the stored checkpoint has it: somebody else read or advanced it, or it was dropped and created again. Events in between were not published: find out who did it, bring them from the table, then go on with `waljet run --accept-gap`.",
     ),
     (
         SLOT_BLOCKED,
@@ -179,14 +181,14 @@ pub const CODES: &[(Code, &str)] = &[
     ),
     (SLOT_ADVANCE, "A slot's confirmed position only moves forward. Choose a position past the current one."),
     (
-        OTHER_CLUSTER,
-        "The server has another system identifier than the one that the relay read from before: another cluster answers \
-         at the address. Nothing was told to its slot. Correct `postgres.url`, or find out what was done to the database; \
-         started again, the relay compares the stream with the database first.",
+        CATCH_UP,
+        "A catch-up from the outbox table was begun and did not come to its end: what the lost slot would have sent is not all in \
+         the stream. Begin it anew with `waljet run --catch-up`, or by starting the relay where `postgres.on_gap` is \
+         \"catch-up\"; what is stored by then is not sent again.",
     ),
     (
         WAL_BEHIND,
-        "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. Compare the table with the stream, then start the relay again; it compares them first.",
+        "The server has less WAL than this relay confirmed: it was restored from a backup or lost WAL in a failover. Going on would skip the events written since. Compare the table with the stream, then go on with `waljet run --accept-gap`.",
     ),
     (
         WAL_REMOVED,
@@ -358,6 +360,42 @@ pub(crate) fn from_client(context: &str, error: tokio_postgres::Error) -> Fault 
             .hint("verify user, password and channel_binding of [postgres]");
     }
     Fault::new(CONNECTION_LOST, Action::Retry, could_not).cause(error)
+}
+
+/// Makes the fault of a slot that stands past what its relay confirmed.
+#[must_use]
+pub fn slot_moved(slot: &str, stands: Lsn, confirmed: Lsn) -> Fault {
+    let message = format!(
+        "slot {slot:?} stands at {stands}, and was confirmed up to {confirmed} by its relay: somebody else read it, moved it or made it \
+         anew, and what was committed in between may not be published"
+    );
+    Fault::new(SLOT_MOVED, Action::Gap, message).hint(
+        "find out who did it (or whether the relay ran with another checkpoint.store meanwhile); waljet run --catch-up publishes what \
+         is missing from the table; or compare the table with the stream from there on, then go on with: waljet run --accept-gap",
+    )
+}
+
+/// Makes the fault of an address that leads to another cluster than the one that was read from.
+#[must_use]
+pub fn other_cluster(before: u64, now: u64) -> Fault {
+    let message = format!("expected the cluster of system identifier {before}, found {now}");
+    Fault::new(OTHER_CLUSTER, Action::Gap, message).hint(
+        "correct postgres.url, or find out what was done to the database; then go on with: waljet run --accept-gap",
+    )
+}
+
+/// Makes the fault of a position that is not part of the server's history.
+#[must_use]
+pub fn wal_behind(confirmed: Confirmed, server: &Identity) -> Fault {
+    let Confirmed { history, lsn } = confirmed;
+    let Identity { history: History { timeline, .. }, wal_end, .. } = server;
+    let message = format!(
+        "{lsn} was confirmed on timeline {}, and the server is on timeline {timeline} with WAL up to {wal_end}: it was restored, or \
+         lost WAL in a failover",
+        history.timeline
+    );
+    Fault::new(WAL_BEHIND, Action::Gap, message)
+        .hint("compare the table with the stream; then go on with what the server has: waljet run --accept-gap")
 }
 
 /// Makes the fault of a failed read or write.

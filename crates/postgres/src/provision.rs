@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use waljet_pipeline::Fault;
 
+use crate::checkpoint::CHECKPOINT_TABLE;
 use crate::connect::ConnectOptions;
 use crate::control::{Control, flag};
 use crate::publication::{self, TableName};
@@ -12,6 +13,8 @@ use crate::sql::{quote_ident, quote_literal};
 
 const OUTBOX: &str = include_str!("../../../migrations/0001_outbox.up.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../../migrations/0002_outbox_partitioned.up.sql");
+
+const CHECKPOINT: &str = include_str!("../../../migrations/0003_checkpoint.up.sql");
 
 /// The name that the migrations use; further relations of theirs begin with it.
 const MIGRATION_TABLE: &str = "public.outbox";
@@ -33,6 +36,10 @@ pub struct ProvisionOptions {
     pub failover: Failover,
     /// How long the slot may wait for transactions that are older than it.
     pub create_wait: Duration,
+    /// Whether the checkpoint is kept in a table.
+    pub checkpoint: bool,
+    /// Whether the slot is created, too; a backfill creates it by itself.
+    pub create_slot: bool,
 }
 
 /// The form of a table that is created.
@@ -62,6 +69,8 @@ impl ProvisionOptions {
             slot: slot.into(),
             failover: Failover::Off,
             create_wait: DEFAULT_CREATE_WAIT,
+            checkpoint: true,
+            create_slot: true,
         }
     }
 }
@@ -69,10 +78,21 @@ impl ProvisionOptions {
 /// One step as SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
+    kind: Kind,
     /// What it creates: `table public.outbox`.
     pub what: String,
     /// One or more statements, each ending with a semicolon.
     pub sql: String,
+}
+
+/// What a step is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Schema,
+    Table,
+    Checkpoint,
+    Publication,
+    Slot,
 }
 
 /// One step that was taken.
@@ -97,19 +117,32 @@ pub enum Outcome {
 #[must_use]
 pub fn plan(options: &ProvisionOptions) -> Vec<Statement> {
     let schema = &options.table.schema;
-    let statement = |what: String, sql: String| Statement { what, sql };
-    vec![
-        statement(format!("schema {schema}"), format!("CREATE SCHEMA IF NOT EXISTS {};", quote_ident(schema))),
-        statement(format!("table {}", options.table), table_sql(&options.table, options.form)),
+    let statement = |kind, what: String, sql: String| Statement { kind, what, sql };
+    let mut plan = vec![
         statement(
+            Kind::Schema,
+            format!("schema {schema}"),
+            format!("CREATE SCHEMA IF NOT EXISTS {};", quote_ident(schema)),
+        ),
+        statement(Kind::Table, format!("table {}", options.table), table_sql(&options.table, options.form)),
+        statement(
+            Kind::Publication,
             format!("publication {}", options.publication),
             format!("{};", publication::create_statement(&options.publication, &options.table)),
         ),
         statement(
+            Kind::Slot,
             format!("slot {}", options.slot),
             format!("{};", slot::create_statement(&options.slot, options.failover)),
         ),
-    ]
+    ];
+    if !options.create_slot {
+        plan.pop();
+    }
+    if options.checkpoint {
+        plan.insert(2, statement(Kind::Checkpoint, format!("table {CHECKPOINT_TABLE}"), CHECKPOINT.to_owned()));
+    }
+    plan
 }
 
 /// Creates what is missing. What is there is left as it is, and verified.
@@ -122,11 +155,12 @@ pub async fn init(options: &ProvisionOptions) -> Result<Vec<Done>, Fault> {
     let control = Control::connect(&options.connect).await?;
     let mut done = Vec::new();
     for step in plan(options) {
-        let outcome = match done.len() {
-            0 => create_schema(&control, options, &step).await?,
-            1 => create_table(&control, options, &step).await?,
-            2 => create_publication(&control, options, &step).await?,
-            _ => create_slot(&control, options).await?,
+        let outcome = match step.kind {
+            Kind::Schema => create_schema(&control, options, &step).await?,
+            Kind::Table => create_table(&control, options, &step).await?,
+            Kind::Checkpoint => create_checkpoint(&control, &step).await?,
+            Kind::Publication => create_publication(&control, options, &step).await?,
+            Kind::Slot => create_slot(&control, options).await?,
         };
         done.push(Done { what: step.what, outcome });
     }
@@ -153,6 +187,20 @@ async fn create_table(control: &Control, options: &ProvisionOptions, step: &Stat
     }
     // Statements that are sent together are one transaction.
     control.rows(&format!("create {}", step.what), &step.sql).await?;
+    Ok(Outcome::Created)
+}
+
+async fn create_checkpoint(control: &Control, step: &Statement) -> Result<Outcome, Fault> {
+    let sql = format!("SELECT to_regclass('{CHECKPOINT_TABLE}') IS NOT NULL AS present");
+    if flag(&control.row(&format!("look for {}", step.what), &sql).await?, "present") {
+        return Ok(Outcome::Existed);
+    }
+    let created = control.rows(&format!("create {}", step.what), &step.sql).await;
+    created.map_err(|fault| {
+        fault.hint(
+            "let the owner of the database run what waljet init --print prints, or set checkpoint.store = \"nats\"",
+        )
+    })?;
     Ok(Outcome::Created)
 }
 
@@ -225,6 +273,9 @@ mod tests {
         let connect = ConnectOptions::parse("host=h user=u").unwrap();
         let options = ProvisionOptions::new(connect, TableName::new("public", "outbox"), "p", "s");
         let what: Vec<_> = plan(&options).into_iter().map(|step| step.what).collect();
-        assert_eq!(what, ["schema public", "table public.outbox", "publication p", "slot s"]);
+        assert_eq!(
+            what,
+            ["schema public", "table public.outbox", "table waljet.checkpoint", "publication p", "slot s"]
+        );
     }
 }

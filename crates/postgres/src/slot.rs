@@ -14,7 +14,7 @@ use crate::error::{
     self, SLOT_ACTIVE, SLOT_ADVANCE, SLOT_BLOCKED, SLOT_DATABASE, SLOT_INVALIDATED, SLOT_MISSING, SLOT_NAME,
     SLOT_PLUGIN, SLOT_TWO_PHASE, UNSUPPORTED,
 };
-use crate::sql::quote_literal;
+use crate::sql::{quote_ident, quote_literal};
 
 /// How long the creation of a slot waits for older transactions by default.
 pub const DEFAULT_CREATE_WAIT: Duration = Duration::from_secs(10);
@@ -270,6 +270,18 @@ pub(crate) async fn create_with(
         });
     }
     read(control, name).await?.ok_or_else(|| missing(name))
+}
+
+/// Makes the command that creates a slot in a replication session, with a snapshot of what is committed before it.
+pub(crate) fn export_command(name: &str, failover: Failover, version: u32) -> String {
+    let name = quote_ident(name);
+    match failover {
+        Failover::On => format!("CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)"),
+        Failover::Off if version >= 150_000 => {
+            format!("CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput (SNAPSHOT 'export')")
+        }
+        Failover::Off => format!("CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput EXPORT_SNAPSHOT"),
+    }
 }
 
 /// Makes the statement that creates a slot.

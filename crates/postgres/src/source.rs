@@ -1,5 +1,6 @@
 //! The source: one slot, read through one replication connection, watched through one control connection.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,13 +8,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use waljet_pgoutput::Lsn;
-use waljet_pipeline::{Action, Confirmed, Fault, Frame, History, Identity, Source};
+use waljet_pipeline::{Action, Confirmed, Fault, Frame, History, Horizon, Identity, Resume, Source};
 
 use crate::batch::{Batch, Budget};
 use crate::connect::ConnectOptions;
-use crate::control::{Control, text};
+use crate::control::{Control, SharedControl, text};
 use crate::dial::{HANDSHAKE_TIMEOUT, dial};
-use crate::error::{self, CONNECTION_LOST, OTHER_CLUSTER, SLOT_MISSING, SLOT_MOVED, UNCONFIRMED, WAL_BEHIND};
+use crate::error::{self, CONNECTION_LOST, SLOT_MISSING, UNCONFIRMED};
 use crate::publication::{self, TableName};
 use crate::reader::{Closing, Reader, ReaderEnds, ReaderOptions};
 use crate::replication;
@@ -100,6 +101,7 @@ impl SourceOptions {
 #[derive(Debug)]
 pub struct ReplicationSource {
     options: Arc<SourceOptions>,
+    control: SharedControl,
     session: Option<Session>,
     reported: Lsn,
     evidence: watch::Sender<Evidence>,
@@ -117,6 +119,7 @@ struct Session {
     current: std::vec::IntoIter<Frame>,
     budget: Arc<Budget>,
     flushed: watch::Sender<Lsn>,
+    horizon: watch::Receiver<Option<Horizon>>,
     closing: oneshot::Sender<Closing>,
     /// Ends both tasks when dropped.
     _tasks: JoinSet<()>,
@@ -128,6 +131,7 @@ impl ReplicationSource {
     pub fn new(options: SourceOptions) -> Self {
         Self {
             options: Arc::new(options),
+            control: SharedControl::default(),
             session: None,
             reported: Lsn::ZERO,
             evidence: watch::Sender::default(),
@@ -137,18 +141,28 @@ impl ReplicationSource {
         }
     }
 
+    /// Returns the control connection, for a [`CheckpointTable`](crate::CheckpointTable).
+    #[must_use]
+    pub fn control(&self) -> SharedControl {
+        self.control.clone()
+    }
+
     /// Returns the snapshots for operators; they go on across connections.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<SourceWatch> {
         self.state.subscribe()
     }
 
-    async fn open(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
+    async fn open(&mut self, resume: Option<Resume>) -> Result<Identity, Fault> {
         let options = self.options.clone();
         slot::validate_name(&options.slot)?;
-        let control = Control::connect(&options.connect).await?;
+        let control = match self.control.take_unused() {
+            Some(control) => control,
+            None => Arc::new(Control::connect(&options.connect).await?),
+        };
+        self.control.put(Arc::clone(&control));
         let limits = Limits::read(&control, &options).await?;
-        let slot = self.verify_slot(&control, resume.map(|resume| resume.lsn)).await?;
+        let slot = self.verify_slot(&control, resume.map(|resume| resume.confirmed.lsn)).await?;
         let membership = publication::inspect(&control, &options.publication, &options.table).await?;
         if let Some(fault) = membership
             .fault(&options.publication, &options.table)
@@ -168,12 +182,12 @@ impl ReplicationSource {
             wal_end: system.wal_end,
             switch_points,
             slot_confirmed,
-            handed_over: self.other_reader && resume.is_some_and(|resume| slot_confirmed > resume.lsn),
+            handed_over: self.other_reader && resume.is_some_and(|resume| !resume.from_slot),
         };
         // All before the first status: what it says moves the slot of whatever server this is.
         verify_resume(&options.slot, resume, &identity)?;
         let messages = options.messages == Messages::On;
-        let from = resume.map_or(Lsn::ZERO, |resume| resume.lsn);
+        let from = resume.filter(|resume| !resume.from_slot).map_or(Lsn::ZERO, |resume| resume.confirmed.lsn);
         replication::start(&mut wire, &options.slot, &options.publication, messages, from).await?;
         tracing::debug!(server = %control.endpoint, from = %from.max(slot_confirmed), "streaming");
         // Readings of another history prove nothing here.
@@ -181,8 +195,8 @@ impl ReplicationSource {
             self.evidence.send_replace(Evidence::default());
         }
         self.other_reader = false;
-        // Not the greater one: a position of another cluster must not be reported to this one.
-        self.reported = from;
+        // A position of another cluster must not be reported to this one.
+        self.reported = Lsn::ZERO;
         self.session = Some(self.spawn(control, wire, from.max(slot_confirmed), limits));
         Ok(identity)
     }
@@ -214,10 +228,11 @@ impl ReplicationSource {
         }
     }
 
-    fn spawn(&self, control: Control, wire: Wire<crate::dial::Stream>, start: Lsn, limits: Limits) -> Session {
+    fn spawn(&self, control: Arc<Control>, wire: Wire<crate::dial::Stream>, start: Lsn, limits: Limits) -> Session {
         let (batch_sender, batches) = mpsc::channel(BATCHES);
         let (flushed, flushed_receiver) = watch::channel(self.reported);
         let (closing, closing_receiver) = oneshot::channel();
+        let (horizon_sender, horizon) = watch::channel(None);
         let proven = self.evidence.borrow().proven();
         let (proof, proof_receiver) = watch::channel(Proof { proven, stopping: false });
         let budget = Arc::new(Budget::new(self.options.read_budget.max(1)));
@@ -237,19 +252,22 @@ impl ReplicationSource {
         let watcher = Watcher {
             options: self.options.clone(),
             control: Some(control),
+            shared: self.control.clone(),
             evidence: self.evidence.clone(),
             proof,
             state: self.state.clone(),
+            horizon: horizon_sender,
+            ends: VecDeque::new(),
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(Reader::new(wire.stream, wire.frames, reader_options, ends).run());
         tasks.spawn(watcher.run());
-        Session { batches, current: Vec::new().into_iter(), budget, flushed, closing, _tasks: tasks }
+        Session { batches, current: Vec::new().into_iter(), budget, flushed, horizon, closing, _tasks: tasks }
     }
 }
 
 impl Source for ReplicationSource {
-    async fn connect(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
+    async fn connect(&mut self, resume: Option<Resume>) -> Result<Identity, Fault> {
         self.session = None;
         // Large, and only awaited once in a while.
         Box::pin(self.open(resume)).await
@@ -262,6 +280,12 @@ impl Source for ReplicationSource {
         loop {
             if let Some(frame) = session.current.next() {
                 return Ok(frame);
+            }
+            // Nothing waits for it: it goes before the next batch, and even an idle server sends one a second.
+            if session.horizon.has_changed().unwrap_or(false)
+                && let Some(horizon) = session.horizon.borrow_and_update().clone()
+            {
+                return Ok(Frame::Horizon(horizon));
             }
             let fault = match session.batches.recv().await {
                 Some(Ok(batch)) => {
@@ -318,7 +342,7 @@ async fn confirm(options: &SourceOptions, session: Option<Session>, flushed: Con
         return Ok(());
     }
     // The address may lead to another server by now, whose slot must not be moved by a position of this one's.
-    let found = identify(options, &control).await.map_err(failed)?;
+    let found = identify_at(&options.connect, &control).await.map_err(failed)?;
     if found != history {
         let message = format!("{lsn} was confirmed in history {history}, and the server is of {found}");
         return Err(Fault::new(UNCONFIRMED, Action::Gap, message));
@@ -327,11 +351,25 @@ async fn confirm(options: &SourceOptions, session: Option<Session>, flushed: Con
     Ok(())
 }
 
-/// Asks the server that the control connection leads to who it is.
-async fn identify(options: &SourceOptions, control: &Control) -> Result<History, Fault> {
-    let stream = dial(&options.connect, &control.endpoint).await?;
+/// Asks the server who it is: its cluster and timeline.
+///
+/// # Errors
+///
+/// Any fault of the connection.
+///
+/// # Cancel safety
+///
+/// May be cancelled.
+pub async fn identify(connect: &ConnectOptions) -> Result<History, Fault> {
+    let control = Control::connect(connect).await?;
+    identify_at(connect, &control).await
+}
+
+/// As [`identify`], of the server that the control connection leads to.
+async fn identify_at(connect: &ConnectOptions, control: &Control) -> Result<History, Fault> {
+    let stream = dial(connect, &control.endpoint).await?;
     let end_point = stream.server_end_point();
-    let mut wire = Wire::start(stream, &options.connect, end_point, HANDSHAKE_TIMEOUT).await?;
+    let mut wire = Wire::start(stream, connect, end_point, HANDSHAKE_TIMEOUT).await?;
     Ok(replication::identify_system(&mut wire).await?.history)
 }
 
@@ -340,40 +378,28 @@ fn unconfirmed(slot: &str, flushed: Lsn) -> Fault {
 }
 
 /// The server takes any start position without a word; what it cannot mean has to be found here.
-fn verify_resume(name: &str, resume: Option<Confirmed>, server: &Identity) -> Result<(), Fault> {
-    let Some(Confirmed { history, lsn }) = resume else { return Ok(()) };
+fn verify_resume(name: &str, resume: Option<Resume>, server: &Identity) -> Result<(), Fault> {
+    let Some(Resume { confirmed: Confirmed { history, lsn }, own_wal, stored, .. }) = resume else { return Ok(()) };
     if history.system_id != server.history.system_id {
-        let (before, now) = (history.system_id, server.history.system_id);
-        let message = format!("expected the cluster of system identifier {before}, found {now}");
-        return Err(Fault::new(OTHER_CLUSTER, Action::Gap, message)
-            .hint("correct postgres.url, or find out what was done to the database; then start the relay again"));
+        return Err(error::other_cluster(history.system_id, server.history.system_id));
     }
-    if lsn > server.wal_end || !descends(server, history.timeline, lsn) {
-        let Identity { history: History { timeline, .. }, wal_end, .. } = server;
-        let message = format!(
-            "{lsn} was confirmed on timeline {}, and the server is on timeline {timeline} with WAL up to {wal_end}: it was \
-             restored, or lost WAL in a failover",
-            history.timeline
+    if !server.includes(Confirmed { history, lsn }) {
+        return Err(error::wal_behind(Confirmed { history, lsn }, server));
+    }
+    let slot = server.slot_confirmed;
+    if slot.bytes_since(lsn) <= own_wal || (server.handed_over && !stored) {
+        return Ok(());
+    }
+    // A standby copies the slot apart from the WAL, and may have been promoted before the row of the checkpoint reached it.
+    // Past the switch nobody but this relay had anything to confirm.
+    if stored && server.includes(Confirmed { history, lsn: slot }) && history.timeline != server.history.timeline {
+        tracing::warn!(
+            slot = name, confirmed = %slot, checkpoint = %lsn,
+            "the promoted server's slot is past its checkpoint, as it is where the last one did not reach it: going on from the slot"
         );
-        return Err(Fault::new(WAL_BEHIND, Action::Gap, message).hint(
-            "compare the table with the stream; the relay goes on with what the server has when it is started again",
-        ));
+        return Ok(());
     }
-    if server.slot_confirmed > lsn && !server.handed_over {
-        let confirmed = server.slot_confirmed;
-        let message = format!(
-            "slot {name:?} stands at {confirmed}, and this relay confirmed {lsn}: somebody else read or advanced it"
-        );
-        return Err(Fault::new(SLOT_MOVED, Action::Gap, message)
-            .hint("find the other reader, and compare the table with the stream; then start the relay again"));
-    }
-    Ok(())
-}
-
-/// Whether a position on `timeline` is part of the server's history: its own timeline, or one that it left later.
-fn descends(server: &Identity, timeline: u32, lsn: Lsn) -> bool {
-    let left = |(left, at): &(u32, Lsn)| *left == timeline && lsn <= *at;
-    timeline == server.history.timeline || server.switch_points.iter().any(left)
+    Err(error::slot_moved(name, slot, lsn))
 }
 
 /// Times that follow from the server's settings.
@@ -407,7 +433,10 @@ impl Limits {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 mod tests {
+    use waljet_pipeline::error::OTHER_CLUSTER;
+
     use super::*;
+    use crate::error::{SLOT_MOVED, WAL_BEHIND};
 
     fn options() -> SourceOptions {
         let connect = ConnectOptions::parse("host=h user=u").unwrap();
@@ -433,10 +462,14 @@ mod tests {
             slot_confirmed: Lsn(slot_confirmed),
             handed_over,
         };
-        let why = |resume: Option<(u64, u32, u64)>, server: Identity| {
-            let resume = resume.map(|(id, timeline, lsn)| Confirmed { history: history(id, timeline), lsn: Lsn(lsn) });
+        let verify = |resume: Option<(u64, u32, u64)>, stored: bool, server: Identity| {
+            let resume = resume.map(|(id, timeline, lsn)| {
+                let confirmed = Confirmed { history: history(id, timeline), lsn: Lsn(lsn) };
+                Resume { confirmed, own_wal: 0, from_slot: false, stored }
+            });
             verify_resume("w", resume, &server).err().map(|fault| (fault.code, fault.action))
         };
+        let why = |resume, server| verify(resume, false, server);
         assert_eq!(why(None, server(1, 50, false)), None);
         assert_eq!(why(Some((1, 1, 50)), server(1, 50, false)), None);
         assert_eq!(why(Some((1, 1, 100)), server(1, 50, false)), None);
@@ -449,5 +482,12 @@ mod tests {
         assert_eq!(why(Some((1, 1, 60)), server(2, 50, false)), None);
         assert_eq!(why(Some((1, 1, 61)), server(2, 50, false)), Some((WAL_BEHIND, Action::Gap)));
         assert_eq!(why(Some((1, 3, 50)), server(2, 50, false)), Some((WAL_BEHIND, Action::Gap)));
+        // The row of a checkpoint may have stayed behind the slot, but not beyond the place where it was left.
+        let moved = Some((SLOT_MOVED, Action::Gap));
+        assert_eq!(verify(Some((1, 1, 50)), true, server(2, 60, false)), None);
+        assert_eq!(verify(Some((1, 1, 50)), true, server(2, 61, false)), moved);
+        assert_eq!(verify(Some((1, 1, 50)), true, server(1, 60, false)), moved);
+        assert_eq!(verify(Some((1, 1, 50)), true, server(1, 60, true)), moved);
+        assert_eq!(why(Some((1, 1, 50)), server(2, 60, false)), moved);
     }
 }

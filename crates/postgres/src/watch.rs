@@ -9,17 +9,18 @@
 //! `xmax` of a row, which makes the reading one of doubt. What happened to the publication before the first
 //! reading of a process cannot be known; readings go on across connections.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use waljet_pgoutput::Lsn;
-use waljet_pipeline::Fault;
+use waljet_pipeline::{Fault, Horizon, Visible};
 
-use crate::control::{Control, text};
+use crate::control::{Control, SharedControl, text};
 use crate::error::UNAVAILABLE;
 use crate::publication::{self, Membership};
 use crate::slot::{self, SlotState, as_text};
@@ -27,6 +28,12 @@ use crate::source::SourceOptions;
 
 /// How soon a first or a changed fingerprint is read again, so that a start does not wait for its proof.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+
+/// After so long a commit in the WAL is visible. Longer only where a synchronous standby hangs.
+const SETTLES_IN: Duration = Duration::from_secs(60);
+
+/// How often the end of the WAL is noted for that.
+const MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// A snapshot for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -146,10 +153,14 @@ impl Evidence {
 /// Reads the catalogue beside the stream until it is dropped.
 pub(crate) struct Watcher {
     pub(crate) options: Arc<SourceOptions>,
-    pub(crate) control: Option<Control>,
+    pub(crate) control: Option<Arc<Control>>,
+    pub(crate) shared: SharedControl,
     pub(crate) evidence: watch::Sender<Evidence>,
     pub(crate) proof: watch::Sender<Proof>,
     pub(crate) state: watch::Sender<SourceWatch>,
+    pub(crate) horizon: watch::Sender<Option<Horizon>>,
+    /// Where the WAL ended lately, with the times of the readings; a reading a second at most.
+    pub(crate) ends: VecDeque<(Instant, Lsn)>,
 }
 
 impl Watcher {
@@ -172,6 +183,8 @@ impl Watcher {
                     match Control::connect_to(&self.options.connect, &endpoint).await {
                         Ok(control) => {
                             self.proof.send_modify(|proof| proof.stopping = false);
+                            let control = Arc::new(control);
+                            self.shared.put(Arc::clone(&control));
                             self.control = Some(control);
                             Duration::ZERO
                         }
@@ -194,7 +207,9 @@ impl Watcher {
         let Some(control) = &self.control else {
             return Err(crate::error::lost("watch the server", io::ErrorKind::NotConnected.into()));
         };
-        let (reading, membership) = read(control, &self.options, &self.state).await?;
+        let (reading, membership, snapshot) = read(control, &self.options, &self.state).await?;
+        let visible = Visible { snapshot, after: self.settled(reading.wal_end) };
+        self.horizon.send_replace(Some(Horizon { lsn: reading.wal_end, visible }));
         let mut verdict = Verdict::Waiting;
         self.evidence.send_modify(|evidence| verdict = evidence.weigh(&reading));
         let fault = membership.fault(&self.options.publication, &self.options.table);
@@ -237,28 +252,44 @@ impl Watcher {
     }
 }
 
-/// Reads the WAL position, the catalogue and the slot, in that order and in one round trip.
+impl Watcher {
+    /// Takes a reading of the end of the WAL and returns one that is so old that what was committed before it is visible: a commit
+    /// shows only once it is on the disk, and on a synchronous standby where there is one.
+    fn settled(&mut self, wal_end: Lsn) -> Lsn {
+        let now = Instant::now();
+        if self.ends.back().is_none_or(|(at, _)| *at + MOST_EVERY <= now) {
+            self.ends.push_back((now, wal_end));
+        }
+        while self.ends.get(1).is_some_and(|(at, _)| *at + SETTLES_IN <= now) {
+            self.ends.pop_front();
+        }
+        self.ends.front().filter(|(at, _)| *at + SETTLES_IN <= now).map_or(Lsn::ZERO, |(_, lsn)| *lsn)
+    }
+}
+
+/// Reads what is visible, the WAL position, the catalogue and the slot, in that order and in one round trip.
 pub(crate) async fn read(
     control: &Control,
     options: &SourceOptions,
     state: &watch::Sender<SourceWatch>,
-) -> Result<(Reading, Membership), Fault> {
+) -> Result<(Reading, Membership, String), Fault> {
     let sql = format!(
-        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END AS wal_end; {}; {}",
+        "SELECT pg_current_snapshot() AS snapshot; SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END AS wal_end; {}; {}",
         publication::select(control.version, &options.publication, &options.table),
         slot::select(&slot::named(&options.slot)),
     );
     let rows = control.rows("watch the server", &sql).await?;
-    let (Some(first), Some(second)) = (rows.first(), rows.get(1)) else {
+    let [visible, first, second, rest @ ..] = rows.as_slice() else {
         return Err(crate::error::protocol("it left out rows when it was watched"));
     };
+    let snapshot = text(visible, "snapshot").to_owned();
     let wal_end = text(first, "wal_end").parse().map_err(crate::error::protocol)?;
     let membership = Membership::from_row(second, &options.table);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     state.send_modify(|state| {
         state.server_version = Some(control.version_text.clone());
         state.wal_end = Some(wal_end);
-        state.slot = rows.get(2).map(SlotState::from_row);
+        state.slot = rest.first().map(SlotState::from_row);
         state.control_fault = None;
         state.refreshed_unix_seconds = Some(now);
     });
@@ -268,7 +299,7 @@ pub(crate) async fn read(
         in_doubt: membership.in_doubt,
         good: membership.fault(&options.publication, &options.table).is_none(),
     };
-    Ok((reading, membership))
+    Ok((reading, membership, snapshot))
 }
 
 /// Whether a failed connection says that the server is stopping or gone, rather than far away.

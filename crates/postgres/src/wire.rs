@@ -216,6 +216,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
 
     /// Runs a command and returns its rows.
     pub(crate) async fn query(&mut self, context: &str, sql: &str) -> Result<Vec<TextRow>, Fault> {
+        self.query_within(context, sql, QUERY_TIMEOUT).await
+    }
+
+    /// As [`query`](Self::query), with a limit of its own.
+    pub(crate) async fn query_within(
+        &mut self,
+        context: &str,
+        sql: &str,
+        limit: Duration,
+    ) -> Result<Vec<TextRow>, Fault> {
         let run = async {
             write_query(&mut self.stream, sql).await.map_err(unwritten)?;
             let mut rows = Vec::new();
@@ -231,7 +241,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 }
             }
         };
-        timeout(QUERY_TIMEOUT, run).await.map_err(|_| error::timed_out(context, QUERY_TIMEOUT))?
+        timeout(limit, run).await.map_err(|_| error::timed_out(context, limit))?
     }
 
     /// Runs `START_REPLICATION`, up to the server's word that the stream begins.

@@ -6,20 +6,21 @@ use std::time::SystemTime;
 use prometheus::Registry;
 use serde::Serialize;
 use tokio::sync::watch;
-use waljet_jetstream::{JetStreamSink, SinkWatch};
+use waljet_jetstream::{JetStreamSink, LaneOptions, Matching, SinkWatch};
 use waljet_pgoutput::Timestamp;
-use waljet_pipeline::{Fault, Metrics, Monitor, Pipeline, PipelineOptions, Status};
+use waljet_pipeline::{Checkpoints, Fault, Metrics, Monitor, Pipeline, PipelineOptions, Source, Status};
 use waljet_postgres::{PublicationWatch, ReplicationSource, SourceWatch};
 
 use crate::admin::Snapshot;
+use crate::checkpoint::Store;
 use crate::config::Config;
 use crate::error::{START, halt};
 use crate::metrics::RelayMetrics;
 
 /// A relay that is ready to run.
-pub(crate) struct Relay {
+pub(crate) struct Relay<S, C> {
     /// Moves the events.
-    pub(crate) pipeline: Pipeline<ReplicationSource, JetStreamSink>,
+    pub(crate) pipeline: Pipeline<S, JetStreamSink, C>,
     /// Tells how it is doing.
     pub(crate) views: Arc<Views>,
 }
@@ -38,17 +39,44 @@ pub(crate) enum Gap {
 /// # Errors
 ///
 /// The metrics could not be registered.
-pub(crate) fn assemble(config: &Config, gap: Gap) -> Result<Relay, Fault> {
+pub(crate) fn assemble(config: &Config, gap: Gap) -> Result<Relay<ReplicationSource, Store>, Fault> {
+    let source = ReplicationSource::new(config.source.clone());
+    let (watch, store) = (source.watch(), Store::new(config, source.control()));
+    assemble_with(config, Ends { source, watch, store, matching: Matching::Place }, gap)
+}
+
+/// The ends of a relay that may be others than usual.
+pub(crate) struct Ends<S, C> {
+    /// Where events come from.
+    pub(crate) source: S,
+    /// The source's own snapshots.
+    pub(crate) watch: watch::Receiver<SourceWatch>,
+    /// Where checkpoints are kept.
+    pub(crate) store: C,
+    /// How events are recognized in the stream.
+    pub(crate) matching: Matching,
+}
+
+/// Puts a relay together from its ends; connects to nothing.
+///
+/// # Errors
+///
+/// The metrics could not be registered.
+pub(crate) fn assemble_with<S: Source, C: Checkpoints>(
+    config: &Config,
+    ends: Ends<S, C>,
+    gap: Gap,
+) -> Result<Relay<S, C>, Fault> {
     let registry = Registry::new();
     let fault = |error| halt(START, "register the metrics").cause(error);
     let metrics = Metrics::register(&registry).map_err(fault)?;
     let relay_metrics = RelayMetrics::register(&registry).map_err(fault)?;
     let monitor = Arc::new(Monitor::new(metrics, config.window));
-    let source = ReplicationSource::new(config.source.clone());
-    let sink = JetStreamSink::new(config.nats.clone(), config.stream.clone(), config.lane);
+    let lane = LaneOptions { matching: ends.matching, ..config.lane };
+    let sink = JetStreamSink::new(config.nats.clone(), config.stream.clone(), lane);
     let views = Views {
         monitor: Arc::clone(&monitor),
-        source: source.watch(),
+        source: ends.watch,
         sink: sink.watch(),
         metrics: relay_metrics,
         registry,
@@ -58,17 +86,19 @@ pub(crate) fn assemble(config: &Config, gap: Gap) -> Result<Relay, Fault> {
         route: config.route.clone(),
         headers: config.headers.clone(),
         window: config.window,
+        checkpoint_interval: config.checkpoint.interval,
+        replay_window: config.replay_window,
         retry: config.retry,
         drain_timeout: config.drain_timeout,
         accept_gap: gap == Gap::Accept,
         clock: now,
     };
-    let pipeline = Pipeline::new(source, sink, options, monitor, fastrand::u64(..));
+    let pipeline = Pipeline::new(ends.source, sink, ends.store, options, monitor, fastrand::u64(..));
     Ok(Relay { pipeline, views: Arc::new(views) })
 }
 
 /// Reads the wall clock.
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
@@ -95,6 +125,12 @@ struct Report {
 }
 
 impl Views {
+    /// How many events are in the stream so far, by this run.
+    pub(crate) fn settled(&self) -> u64 {
+        let events = self.monitor.status().events;
+        events.stored + events.duplicate + events.skipped
+    }
+
     /// Says that the process is alive.
     pub(crate) fn turn(&self) {
         self.monitor.turn();

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use waljet_jetstream::{LaneOptions, NatsOptions, StreamOptions};
-use waljet_pipeline::{Fault, HeaderOptions, OutboxOptions, RetryOptions, Route, WindowOptions};
+use waljet_pipeline::{Fault, HeaderOptions, OutboxOptions, ReplayWindow, RetryOptions, Route, WindowOptions};
 
 pub(crate) use reference::reference;
 pub(crate) use resolve::Effective;
@@ -65,6 +65,12 @@ pub(crate) struct Config {
     pub(crate) lane: LaneOptions,
     /// `[window]`.
     pub(crate) window: WindowOptions,
+    /// `[checkpoint]`.
+    pub(crate) checkpoint: CheckpointOptions,
+    /// What a lost slot comes to, and what a catch-up reads.
+    pub(crate) catch_up: CatchUpOptions,
+    /// `[replay]`.
+    pub(crate) replay_window: ReplayWindow,
     /// `[retry]`.
     pub(crate) retry: RetryOptions,
     /// `admin.listen`; `None` where it is off.
@@ -73,6 +79,37 @@ pub(crate) struct Config {
     pub(crate) log: Log,
     /// `shutdown.drain_timeout`.
     pub(crate) drain_timeout: Duration,
+}
+
+/// How what a lost slot would have sent is made up for.
+#[derive(Clone, Debug)]
+pub(crate) struct CatchUpOptions {
+    /// Whether that happens by itself.
+    pub(crate) by_itself: bool,
+    /// The column that grows with each insert.
+    pub(crate) sequence: Option<String>,
+    /// The column with the row's transaction.
+    pub(crate) xid: Option<String>,
+}
+
+/// How far the relay has come, as it is kept for the next start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointOptions {
+    /// Where.
+    pub(crate) store: CheckpointStore,
+    /// The shortest time between two writes.
+    pub(crate) interval: Duration,
+}
+
+/// Where the checkpoint is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CheckpointStore {
+    /// In a table of the source database.
+    Postgres,
+    /// In a JetStream bucket.
+    Nats,
+    /// Nowhere.
+    None,
 }
 
 /// How the log is written.

@@ -29,6 +29,9 @@ pub(crate) const CONFIRMATION: Code = Code("confirmation-missing");
 /// A second signal ended the relay.
 pub(crate) const ABORTED: Code = Code("aborted");
 
+/// A catch-up cannot tell which events are stored.
+pub(crate) const CATCH_UP_BLIND: Code = Code("catch-up-blind");
+
 /// The demo did not come to its end.
 pub(crate) const DEMO: Code = Code("demo-failed");
 
@@ -82,6 +85,13 @@ pub(crate) const CODES: &[(Code, &str)] = &[
     (
         CONFIRMATION,
         "The command would lose data and only showed what: read the range of positions and the bytes that it printed, and add `--yes` to do it.",
+    ),
+    (
+        CATCH_UP_BLIND,
+        "A catch-up or a backfill compares the rows of the table with the messages of the stream by their ids. The stream no longer \
+         holds all messages that it was given (they aged out, were consumed, purged or deleted), and the checkpoint holds no \
+         snapshot by which the rows could be told apart: the events of those messages would be published again. Nothing was done. \
+         Compare the table with what consumers have, publish what is missing by hand, then go on with `waljet run --accept-gap`.",
     ),
     (
         ABORTED,

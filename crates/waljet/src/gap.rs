@@ -1,8 +1,10 @@
 //! Whether a slot that is gone leaves a gap: it does where the stream shows that the slot was read from.
 
-use waljet_pipeline::{Action, Check, Fault, Finding, Position};
-use waljet_postgres::error::{SLOT_INVALIDATED, SLOT_MISSING};
+use waljet_pipeline::{Action, Check, Checkpoints, Fault, Finding, Position, date, pending_gap};
+use waljet_postgres::SharedControl;
+use waljet_postgres::error::{SLOT_INVALIDATED, SLOT_MISSING, other_cluster, slot_moved};
 
+use crate::checkpoint::Store;
 use crate::config::Config;
 
 /// Makes the fault of a slot that is gone the fault of a gap, where the stream holds an event of this relay.
@@ -17,6 +19,9 @@ pub(crate) async fn look(config: &Config, checks: &mut [Check]) {
     // A broker that does not answer is a fault of its own, which is told beside this one.
     if let Some(last) = last_stored(config).await {
         name(fault, &config.source.slot, &config.stream.stream, &last);
+        if let Ok(Some(stored)) = Store::new(config, SharedControl::default()).load().await {
+            date(fault, &stored);
+        }
     }
 }
 
@@ -25,6 +30,29 @@ pub(crate) async fn last_stored(config: &Config) -> Option<Position> {
     let client = waljet_jetstream::connect(&config.nats).await.ok()?;
     let (stream, space) = (&config.stream.stream, &config.stream.subject_space);
     waljet_jetstream::read_tail(&client, &config.nats, stream, space).await.ok()?.position
+}
+
+/// Finds a slot that stands past the stored checkpoint, a checkpoint of another cluster, and a gap that was found before. `None`
+/// where there is none of it, or an end does not answer, which is told beside this.
+pub(crate) async fn moved(config: &Config) -> Option<Fault> {
+    // The slot first: a relay that runs stores a position before it moves the slot.
+    let slot = waljet_postgres::slot::show(&config.source.connect, &config.source.slot).await.ok()?;
+    let store = Store::new(config, SharedControl::default());
+    let stored = store.load().await.ok()??;
+    let history = waljet_postgres::identify(&config.source.connect).await.ok()?;
+    if history.system_id != stored.confirmed.history.system_id {
+        return Some(other_cluster(stored.confirmed.history.system_id, history.system_id));
+    }
+    let (stands, confirmed) = (slot.and_then(|slot| slot.confirmed_flush), stored.confirmed.lsn);
+    // After a promotion the timeline's history decides, which a relay reads when it starts.
+    let moved =
+        stands.filter(|stands| history == stored.confirmed.history && stands.bytes_since(confirmed) > store.own_wal());
+    let moved = moved.map(|stands| {
+        let mut fault = slot_moved(&config.source.slot, stands, confirmed);
+        date(&mut fault, &stored);
+        fault
+    });
+    moved.or_else(|| stored.gap.as_deref().map(pending_gap))
 }
 
 /// Says between which ends events may be missing.
@@ -39,7 +67,7 @@ fn name(fault: &mut Fault, slot: &str, stream: &str, last: &Position) {
     fault.message =
         format!("{what}; the last event in stream {stream:?} is at {last}, and what was committed since is in no slot");
     fault.hint = Some(format!(
-        "compare the ids in the table with Nats-Msg-Id in the stream from there on, and bring what is missing by \
+        "waljet run --catch-up publishes what is missing from the table; or compare the ids in the table with Nats-Msg-Id in the stream from there on, and bring what is missing by \
          hand; then {remedy}"
     ));
 }

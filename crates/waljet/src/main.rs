@@ -5,6 +5,8 @@
 
 mod admin;
 mod assemble;
+mod catch_up;
+mod checkpoint;
 mod cli;
 mod config;
 mod demo;

@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 use waljet_pipeline::{Action, Check, Fault, Finding};
+use waljet_postgres::SharedControl;
 
-use crate::config::Config;
+use crate::checkpoint::Store;
+use crate::config::{CheckpointStore, Config};
 use crate::gap;
 use crate::render::{Style, table};
 
@@ -20,9 +22,25 @@ impl Preflight {
     /// Makes the checks of both ends at the same time.
     pub(crate) async fn make(config: &Config) -> Self {
         let postgres = waljet_postgres::check(&config.source);
-        let (mut postgres, nats) = tokio::join!(postgres, waljet_jetstream::check(&config.nats, &config.stream));
+        let nats = waljet_jetstream::check(&config.nats, &config.stream);
+        let store = Store::new(config, SharedControl::default());
+        let (mut postgres, mut nats, checkpoint) = tokio::join!(postgres, nats, Box::pin(store.check()));
+        // An end that does not answer has said so already.
+        let reached = |checks: &[Check]| checks.len() > 1;
+        match config.checkpoint.store {
+            CheckpointStore::Nats if reached(&nats) => nats.push(checkpoint),
+            CheckpointStore::Postgres | CheckpointStore::None if reached(&postgres) => postgres.push(checkpoint),
+            _ => {}
+        }
         gap::look(config, &mut postgres).await;
         Self { postgres, nats }
+    }
+
+    /// Compares the slot with the stored checkpoint, for a look from outside; a relay that starts does so by itself.
+    pub(crate) async fn compare_checkpoint(&mut self, config: &Config) {
+        if let Some(fault) = gap::moved(config).await {
+            self.postgres.push(Check::fault("gap", fault));
+        }
     }
 
     /// Returns all checks, each with the end that it is of.

@@ -43,8 +43,8 @@ fn is_json(format: &str, terminal: bool) -> bool {
     }
 }
 
-/// Added where only a level is given: the client tells each connection at length, and so do the crates here.
-const QUIETER: &str = "async_nats=warn";
+/// Added where only a level is given: the client tells each connection at length and calls it an error when it gives one up, which the relay does for it, and so do the crates here.
+const QUIETER: &str = "async_nats=warn,async_nats::connector=off";
 
 /// Reads the filter; the variable goes before the setting, as with all programs that know it.
 fn filter(log: &Log, variable: Option<String>) -> Result<EnvFilter, Fault> {
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_level_alone_leaves_the_clients_chatter_out() {
         let read = |level: &str| filter(&log(level), None).unwrap().to_string();
-        assert_eq!(read("info"), "async_nats=warn,info");
+        assert_eq!(read("info"), "async_nats::connector=off,async_nats=warn,info");
         assert_eq!(read("info,async_nats=info"), "async_nats=info,info");
     }
 

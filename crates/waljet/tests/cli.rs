@@ -55,13 +55,13 @@ fn all_faults_of_the_configuration_are_told_at_once_and_end_with_2() {
     command
         .env("WALJET_POSTGRES__SLTO", "a")
         .env("WALJET_WINDOW__MAX_EVENTS", "0")
-        .env("WALJET_POSTGRES__ON_GAP", "catch-up");
+        .env("WALJET_DEAD_LETTER__ORDER", "park");
     let (code, out, err) = ended(&mut command);
     assert_eq!((code, out.as_str()), (2, ""));
     for part in [
         "WALJET_POSTGRES__SLTO: no such key [config-unknown-key]\nhint: did you mean WALJET_POSTGRES__SLOT?",
         "window.max_events (environment WALJET_WINDOW__MAX_EVENTS): expected a whole number from 1 to 4096, found \"0\" [config-value]",
-        "\"catch-up\" is not in this version",
+        "\"park\" is not in this version",
         "postgres.url is not set",
     ] {
         assert!(err.contains(part), "{part:?} is missing in {err}");

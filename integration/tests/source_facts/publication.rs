@@ -78,7 +78,10 @@ async fn broken_and_mended(mut rig: Rig, broken: &Break) -> Result<()> {
     let client = connect(&rig.postgres.url()).await?;
     commit_singly(&client, 10).await?;
     rig.settle(LIMIT).await?;
-    let good = wal_end(&client).await?;
+    // Also past the WAL of its own checkpoint, and of whatever the server writes by itself.
+    let idle = async || Ok::<_, anyhow::Error>(confirmed(&client).await? >= wal_end(&client).await?);
+    wait_for("the position to reach the end of the WAL", LIMIT, idle).await?;
+    let good = confirmed(&client).await?;
     client.batch_execute(broken.sql).await?;
     let skipped_from = wal_end(&client).await?;
     commit_singly(&client, 10).await?;

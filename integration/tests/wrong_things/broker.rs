@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use waljet_integration::newest;
+use waljet_integration::{broker, newest};
 
-use super::{LIMIT, broker, confirmed, fails, found, good, insert, red, rig};
+use super::{LIMIT, confirmed, fails, found, good, insert, red, rig};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_does_not_answer_is_told_at_once_and_waited_for() -> Result<()> {

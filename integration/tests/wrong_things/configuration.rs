@@ -13,7 +13,6 @@ async fn all_mistakes_are_told_at_once_with_the_nearest_key_and_what_a_key_takes
     rig.set_raw("window.max_events", "0")?;
     rig.set("window.max_bytes", "much")?;
     rig.set("dead_letter.order", "park")?;
-    rig.set("postgres.on_gap", "catch-up")?;
     rig.set("dead_letter.store", "postgres")?;
     rig.set("nats.url", "http://127.0.0.1")?;
     rig.set("route.subject", "{aggregate_type}")?;
@@ -29,7 +28,6 @@ async fn all_mistakes_are_told_at_once_with_the_nearest_key_and_what_a_key_takes
             "expected a whole number from 1 to 4096, found 0 [config-value]",
             "window.max_bytes",
             "\"park\" is not in this version",
-            "\"catch-up\" is not in this version",
             "dead_letter.store",
             "nats.url",
             "route.subject",

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::Config;
-use waljet_integration::newest;
+use waljet_integration::{broker, newest};
 use waljet_testbed::{Rig, connect, wait_for};
 
-use super::{LIMIT, broker, confirmed, insert, red, rig, said, sql_on, stream_config};
+use super::{LIMIT, confirmed, insert, red, rig, said, sql_on, stream_config};
 
 /// A refused event is tried again every 30 s.
 const LOOKED_AT_AGAIN: Duration = Duration::from_secs(45);

@@ -1,8 +1,8 @@
 //! Gaps: what ends the relay with 4, and what the operator's word does.
 
 use anyhow::{Result, ensure};
-use waljet_integration::newest;
-use waljet_testbed::{Pair, Postgres, PostgresOptions, Rig, connect, wait_for};
+use waljet_integration::{newest, stored};
+use waljet_testbed::{Pair, Postgres, PostgresOptions, Rig, connect};
 
 use super::{LIMIT, confirmed, fails, found, good, insert, run_ends, said, sql_on};
 
@@ -14,15 +14,6 @@ async fn delivered(events: u32) -> Result<Rig> {
     rig.settle(LIMIT).await?;
     rig.relay()?.terminate(LIMIT)?;
     Ok(rig)
-}
-
-async fn stored(rig: &Rig, events: u64) -> Result<()> {
-    wait_for(&format!("{events} stored events"), LIMIT, async || {
-        let stored = rig.stored().await?;
-        ensure!(stored == events, "{stored} are stored");
-        Ok::<_, anyhow::Error>(true)
-    })
-    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

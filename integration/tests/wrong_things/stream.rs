@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_nats::jetstream::stream::Config;
-use waljet_integration::{newest, oldest};
+use waljet_integration::{broker, newest, oldest};
 use waljet_testbed::Rig;
 
-use super::{broker, found, good, run_ends, stream_config};
+use super::{found, good, run_ends, stream_config};
 
 /// Replaces the stream of `init` by one of another configuration.
 async fn replace(rig: &Rig, config: Config) -> Result<()> {

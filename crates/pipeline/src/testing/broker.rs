@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    Ack, Action, Code, Fault, IdDigest, Opened, OutboundMessage, Position, PublisherMode, Rejection, Sink, Stored,
+    Ack, Action, Code, Fault, IdDigest, Opened, OutboundMessage, Placement, Position, PublisherMode, ReadBack,
+    Rejection, Sink, Stored, StreamMark,
 };
 
 /// How often a broker fails.
@@ -40,6 +41,10 @@ pub enum Fence {
     Blind,
     /// Plain pipelining.
     Missing,
+    /// As [`ExpectedSequence`](Self::ExpectedSequence), in batches that are stored whole or not at all.
+    Atomic,
+    /// As [`Atomic`](Self::Atomic), but what of a batch came before a lost message is stored.
+    Torn,
 }
 
 /// A broker with one stream.
@@ -68,16 +73,37 @@ struct State {
 struct Record {
     id: String,
     position: Option<Position>,
+    /// What was stored together has the same number.
+    batch: u64,
+    /// Whether it says that its transaction is not stored whole.
+    split: bool,
 }
 
 #[derive(Debug)]
 struct InFlight {
     generation: u64,
+    /// The token of the last message.
     token: u64,
     expected: u64,
     arrives: Instant,
+    /// One message, or a batch; `None` where one was lost.
+    messages: Vec<Option<Message>>,
+}
+
+#[derive(Debug)]
+struct Message {
     id: String,
     position: Position,
+    split: bool,
+}
+
+/// Events of one transaction in the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Together {
+    /// Their ids.
+    pub ids: Vec<String>,
+    /// Whether they say that their transaction is not stored whole.
+    pub split: bool,
 }
 
 impl Broker {
@@ -105,7 +131,14 @@ impl Broker {
     /// Connects a new sink.
     #[must_use]
     pub fn sink(&self) -> SimulatedSink {
-        SimulatedSink { broker: self.clone(), generation: None, last_sequence: 0, in_flight: 0, heard: Instant::now() }
+        SimulatedSink {
+            broker: self.clone(),
+            generation: None,
+            last_sequence: 0,
+            in_flight: 0,
+            heard: Instant::now(),
+            batch: Vec::new(),
+        }
     }
 
     /// Ends all faults.
@@ -120,6 +153,11 @@ impl Broker {
         self.lock().too_large = id.map(str::to_owned);
     }
 
+    /// Makes the stream take nothing for so long.
+    pub fn fill_for(&self, time: Duration) {
+        self.lock().full_until = Instant::now() + time;
+    }
+
     /// Returns whether the stream holds an event.
     #[must_use]
     pub fn holds(&self, id: &str) -> bool {
@@ -131,6 +169,20 @@ impl Broker {
     pub fn stored(&self) -> Vec<String> {
         let state = self.lock();
         state.stream.iter().filter(|record| record.position.is_some()).map(|record| record.id.clone()).collect()
+    }
+
+    /// The events in the stream as they were stored: together or one by one.
+    #[must_use]
+    pub fn stored_together(&self) -> Vec<Together> {
+        let state = self.lock();
+        let ours: Vec<_> = state.stream.iter().filter(|record| record.position.is_some()).collect();
+        let together = ours.chunk_by(|a, b| (a.batch, a.split) == (b.batch, b.split));
+        together
+            .map(|records| Together {
+                ids: records.iter().map(|record| record.id.clone()).collect(),
+                split: records.iter().any(|record| record.split),
+            })
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -163,7 +215,8 @@ impl State {
             let foreign = self.faults.foreign;
             if self.chance(foreign) {
                 let id = format!("foreign-{}", self.stream.len());
-                self.stream.push(Record { id, position: None });
+                let batch = self.stream.len() as u64;
+                self.stream.push(Record { id, position: None, batch, split: false });
             }
         }
     }
@@ -173,19 +226,32 @@ impl State {
         if now < self.full_until {
             return Err(fault("stream-full"));
         }
-        if matches!(self.fence, Fence::ExpectedSequence | Fence::Blind) && message.expected != self.stream.len() as u64
-        {
+        let fenced = matches!(self.fence, Fence::ExpectedSequence | Fence::Blind | Fence::Atomic | Fence::Torn);
+        if fenced && message.expected != self.stream.len() as u64 {
             return Err(fault("wrong-last-sequence"));
         }
-        let window = self.duplicate_window;
-        if let Some((at, sequence)) = self.seen.get(&message.id).filter(|(at, _)| now.duration_since(*at) < window) {
-            let _ = at;
-            return Ok(Ack { token: message.token, sequence: *sequence, duplicate: true });
+        let InFlight { token, messages, .. } = message;
+        let sent = messages.len();
+        let came: Vec<_> = messages.into_iter().map_while(|message| message).collect();
+        if came.len() < sent && self.fence != Fence::Torn {
+            return Err(fault("batch-incomplete"));
         }
-        self.stream.push(Record { id: message.id.clone(), position: Some(message.position) });
-        let sequence = self.stream.len() as u64;
-        self.seen.insert(message.id, (now, sequence));
-        Ok(Ack { token: message.token, sequence, duplicate: false })
+        let window = self.duplicate_window;
+        let known = |id: &str| self.seen.get(id).filter(|(at, _)| now.duration_since(*at) < window);
+        if let Some((_, sequence)) = came.iter().find_map(|message| known(&message.id)) {
+            let ack = Ack { token, sequence: *sequence, duplicate: true };
+            return if sent == 1 { Ok(ack) } else { Err(fault("batch-duplicate")) };
+        }
+        let batch = self.stream.len() as u64;
+        let torn = came.len() < sent;
+        for Message { id, position, split } in came {
+            self.stream.push(Record { id: id.clone(), position: Some(position), batch, split });
+            self.seen.insert(id, (now, self.stream.len() as u64));
+        }
+        if torn {
+            return Err(fault("batch-incomplete"));
+        }
+        Ok(Ack { token, sequence: self.stream.len() as u64, duplicate: false })
     }
 
     /// When the next message or acknowledgement is due.
@@ -221,9 +287,15 @@ pub struct SimulatedSink {
     broker: Broker,
     generation: Option<u64>,
     last_sequence: u64,
+    /// Messages, or batches.
     in_flight: usize,
     heard: Instant,
+    /// What is kept back until the last of it has come; `None` for what will be lost.
+    batch: Vec<Option<Message>>,
 }
+
+/// How many messages the simulated broker stores together.
+const MAX_BATCH: usize = 24;
 
 /// The simulated acknowledgement deadline.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -236,7 +308,7 @@ impl SimulatedSink {
 }
 
 impl Sink for SimulatedSink {
-    async fn open(&mut self, from: &Position) -> Result<Opened, Fault> {
+    async fn open(&mut self, from: &Position, _: Option<&StreamMark>) -> Result<Opened, Fault> {
         self.generation = None;
         tokio::time::sleep(Duration::from_millis(5)).await;
         let mut state = self.broker.lock();
@@ -249,22 +321,29 @@ impl Sink for SimulatedSink {
         self.generation = Some(state.generations);
         self.last_sequence = state.stream.len() as u64;
         self.in_flight = 0;
+        self.batch.clear();
         self.heard = Instant::now();
+        let stored = state.stored(from);
+        let found = stored.ids.len() as u64;
         Ok(Opened {
             stream: "SIM".to_owned(),
+            created: "2026-01-01T00:00:00Z".to_owned(),
             mode: match state.fence {
                 Fence::OneInFlight => PublisherMode::Serial,
                 Fence::OnePerKey => PublisherMode::Lanes,
                 Fence::ExpectedSequence | Fence::Blind | Fence::Missing => PublisherMode::Chain,
+                Fence::Atomic | Fence::Torn => PublisherMode::Atomic,
             },
             last_sequence: self.last_sequence,
             tail: state.stream.iter().rev().find_map(|record| record.position),
-            stored: state.stored(from),
+            stored,
+            read_back: ReadBack { messages: found, found, ..ReadBack::default() },
             max_in_flight: if state.fence == Fence::OneInFlight { 1 } else { 32 },
+            max_batch: if matches!(state.fence, Fence::Atomic | Fence::Torn) { MAX_BATCH } else { 1 },
         })
     }
 
-    async fn send(&mut self, token: u64, message: &OutboundMessage) -> Result<(), Fault> {
+    async fn send(&mut self, token: u64, message: &OutboundMessage, placement: Placement) -> Result<(), Fault> {
         let Some(generation) = self.generation else { return Err(fault("no-generation")) };
         let mut state = self.broker.lock();
         if state.too_large.as_ref() == Some(&message.id) {
@@ -276,22 +355,31 @@ impl Sink for SimulatedSink {
             state.full_until = Instant::now() + Duration::from_secs(seconds);
         }
         let broken = state.chance(faults.disconnect);
-        if !state.chance(faults.message_lost) {
+        let Placement { last, whole, .. } = placement;
+        let (id, position) = (message.id.clone(), message.position);
+        let came = !state.chance(faults.message_lost);
+        self.batch.push(came.then_some(Message { id, position, split: !whole }));
+        // A batch that does not end with its last message is never answered, and never stored.
+        if last && (came || state.fence == Fence::Torn) {
             // What was sent on a connection that breaks may still arrive, even much later.
             let delay = if broken { state.random.u64(0..8_000) } else { 1 };
+            let messages = std::mem::take(&mut self.batch);
             state.wire.push(InFlight {
                 generation,
                 token,
-                expected: self.last_sequence + token,
+                expected: self.last_sequence + token + 1 - messages.len() as u64,
                 arrives: Instant::now() + Duration::from_millis(delay),
-                id: message.id.clone(),
-                position: message.position,
+                messages,
             });
+        } else if last {
+            self.batch.clear();
         }
-        if self.in_flight == 0 {
-            self.heard = Instant::now();
+        if last {
+            if self.in_flight == 0 {
+                self.heard = Instant::now();
+            }
+            self.in_flight += 1;
         }
-        self.in_flight += 1;
         if broken {
             self.generation = None;
             return Err(fault("disconnected"));

@@ -11,10 +11,10 @@ use waljet_pgoutput::{
 };
 
 use super::Broker;
-use crate::{Action, Code, Confirmed, Fault, Frame, History, Identity, Source};
+use crate::{Action, Code, Confirmed, Fault, Frame, History, Identity, Resume, Source};
 
-/// The history of every simulated database.
-const HISTORY: History = History { system_id: 7_431_000_000_000_000_001, timeline: 1 };
+/// The system identifier of every simulated database.
+const SYSTEM_ID: u64 = 7_431_000_000_000_000_001;
 
 const OUTBOX: Oid = Oid(16_384);
 const FOREIGN: Oid = Oid(16_385);
@@ -49,6 +49,8 @@ pub struct Database(Arc<Mutex<State>>);
 struct State {
     transactions: Vec<Transaction>,
     slot_confirmed: Lsn,
+    /// Where earlier timelines ended.
+    switch_points: Vec<(u32, Lsn)>,
     started: Instant,
     faults: SourceFaults,
     random: fastrand::Rng,
@@ -64,6 +66,7 @@ impl Database {
         Self(Arc::new(Mutex::new(State {
             transactions,
             slot_confirmed: Lsn(1),
+            switch_points: Vec::new(),
             started: Instant::now(),
             faults,
             random: fastrand::Rng::with_seed(seed),
@@ -79,6 +82,7 @@ impl Database {
         ScriptedSource {
             database: self.clone(),
             connected: false,
+            first_at: Instant::now(),
             disconnects: 0,
             next: 0,
             queue: VecDeque::new(),
@@ -95,6 +99,20 @@ impl Database {
     pub fn forget(&self, lsn: Lsn) {
         let mut state = self.lock();
         state.slot_confirmed = state.slot_confirmed.min(lsn);
+    }
+
+    /// Somebody moves the slot ahead.
+    pub fn advance(&self, lsn: Lsn) {
+        let mut state = self.lock();
+        state.slot_confirmed = state.slot_confirmed.max(lsn);
+    }
+
+    /// A standby that has all the WAL and the slot takes over, on a new timeline.
+    pub fn promote(&self) {
+        let mut state = self.lock();
+        let left = (state.timeline(), state.wal_end());
+        state.switch_points.push(left);
+        state.disconnects += 1;
     }
 
     /// Ends the connection that there is.
@@ -126,6 +144,10 @@ impl Database {
 }
 
 impl State {
+    fn timeline(&self) -> u32 {
+        self.switch_points.last().map_or(1, |(timeline, _)| timeline + 1)
+    }
+
     fn visible(&self) -> usize {
         let elapsed = self.started.elapsed();
         self.transactions.partition_point(|tx| tx.at <= elapsed)
@@ -156,6 +178,8 @@ impl State {
 pub struct ScriptedSource {
     database: Database,
     connected: bool,
+    /// When the first frame of the connection comes.
+    first_at: Instant,
     /// The disconnects that were before the connection was made.
     disconnects: u64,
     next: usize,
@@ -168,7 +192,7 @@ fn fault(message: &str) -> Fault {
 }
 
 impl Source for ScriptedSource {
-    async fn connect(&mut self, resume: Option<Confirmed>) -> Result<Identity, Fault> {
+    async fn connect(&mut self, resume: Option<Resume>) -> Result<Identity, Fault> {
         self.connected = false;
         self.queue.clear();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -177,21 +201,31 @@ impl Source for ScriptedSource {
         if state.random.f64() < refused {
             return Err(fault("connection refused"));
         }
-        let start = state.slot_confirmed.max(resume.map_or(Lsn::ZERO, |resume| resume.lsn));
+        let identity = Identity {
+            history: History { system_id: SYSTEM_ID, timeline: state.timeline() },
+            wal_end: state.wal_end(),
+            switch_points: state.switch_points.clone(),
+            slot_confirmed: state.slot_confirmed,
+            handed_over: false,
+        };
+        if let Some(resume) = resume {
+            let Identity { slot_confirmed, .. } = identity;
+            let moved = slot_confirmed.bytes_since(resume.confirmed.lsn) > resume.own_wal;
+            if moved || !identity.includes(resume.confirmed) {
+                let message = format!("the slot stands at {slot_confirmed}, and {:?} was confirmed", resume.confirmed);
+                return Err(Fault::new(Code("source-gap"), Action::Gap, message));
+            }
+        }
+        let told = resume.filter(|resume| !resume.from_slot).map_or(Lsn::ZERO, |resume| resume.confirmed.lsn);
+        let start = state.slot_confirmed.max(told);
         self.next = state.transactions.partition_point(|tx| tx.commit_lsn < start);
+        self.first_at = Instant::now() + Duration::from_millis(state.random.u64(0..50));
         self.connected = true;
         self.disconnects = state.disconnects;
         for (oid, name) in [(OUTBOX, "outbox"), (FOREIGN, "foreign")] {
             self.queue.push_back(change(start, &Message::Relation(relation(oid, name))));
         }
-        let wal_end = state.wal_end();
-        Ok(Identity {
-            history: HISTORY,
-            wal_end,
-            switch_points: Vec::new(),
-            slot_confirmed: state.slot_confirmed,
-            handed_over: false,
-        })
+        Ok(identity)
     }
 
     async fn next(&mut self) -> Result<Frame, Fault> {
@@ -199,6 +233,7 @@ impl Source for ScriptedSource {
             if !self.connected {
                 return Err(fault("not connected"));
             }
+            tokio::time::sleep_until(self.first_at).await;
             let wait = {
                 let mut state = self.database.lock();
                 let lost = state.faults.lost;

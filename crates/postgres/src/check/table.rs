@@ -20,11 +20,11 @@ pub(super) async fn check(control: &Control, options: &SourceOptions) -> Result<
     }
     let kind = if state.kind == Some('p') { "partitioned table" } else { "table" };
     let mut checks = vec![Check::good(name, kind)];
-    checks.push(columns(control, options).await?);
+    checks.extend(columns(control, options).await?);
     Ok(checks)
 }
 
-async fn columns(control: &Control, options: &SourceOptions) -> Result<Check, Fault> {
+async fn columns(control: &Control, options: &SourceOptions) -> Result<Vec<Check>, Fault> {
     const NAME: &str = "columns";
     let (table, wanted) = (&options.table, &options.columns);
     let sql = format!(
@@ -41,18 +41,33 @@ async fn columns(control: &Control, options: &SourceOptions) -> Result<Check, Fa
         let there: Vec<&str> = rows.iter().map(|row| text(row, "name")).collect();
         let message = format!("table {table} lacks {}; it has {}", missing.join(", "), there.join(", "));
         let fault = Fault::new(COLUMN_MISSING, Action::Halt, message);
-        return Ok(Check::fault(NAME, fault.hint("mend [outbox.columns], or choose another outbox.preset")));
+        return Ok(vec![Check::fault(NAME, fault.hint("mend [outbox.columns], or choose another outbox.preset"))]);
     }
     let mapped = || wanted.iter().filter_map(find);
     if let Some(row) = mapped().find(|row| !text(row, "generated").is_empty()) {
-        return Ok(generated(control, options, text(row, "name")));
+        return Ok(vec![generated(control, options, text(row, "name"))]);
     }
     if let Some(row) = mapped().find(|row| matches!(text(row, "type"), "oid" | "lo")) {
         let message = format!("column {:?} is a large object's number, and only the number is sent", text(row, "name"));
         let fault = Fault::new(COLUMN_UNPUBLISHED, Action::Halt, message);
-        return Ok(Check::fault(NAME, fault.hint("keep the content in a bytea or jsonb column")));
+        return Ok(vec![Check::fault(NAME, fault.hint("keep the content in a bytea or jsonb column"))]);
     }
-    Ok(Check::good(NAME, format!("{} mapped, all there", wanted.len())))
+    let mut checks = vec![Check::good(NAME, format!("{} mapped, all there", wanted.len()))];
+    // The first one is that of the id.
+    if let Some(row) = wanted.first().and_then(find).filter(|row| is_number(text(row, "type"))) {
+        let message = format!(
+            "ids are numbers (column {:?} is {}), unique within this table only: a stream takes an event of another \
+             table with the same number for a copy",
+            text(row, "name"),
+            text(row, "type")
+        );
+        checks.push(Check::warning("id", message, "give each table a stream of its own, or use uuid for its ids"));
+    }
+    Ok(checks)
+}
+
+fn is_number(column_type: &str) -> bool {
+    matches!(column_type, "smallint" | "integer" | "bigint")
 }
 
 fn generated(control: &Control, options: &SourceOptions, column: &str) -> Check {

@@ -160,7 +160,8 @@ impl Server {
         poll("nats-server to reload", RELOAD_LIMIT, || {
             let all = read_log(&log);
             let new = all.get(before..).unwrap_or_default();
-            if let Some(line) = new.lines().find(|line| line.contains("[ERR]")) {
+            // Other errors of the same moment are those of clients.
+            if let Some(line) = new.lines().find(|line| line.contains("Failed to reload server configuration")) {
                 bail!("nats-server refused the configuration: {line}");
             }
             Ok(new.contains("Reloaded server configuration").then_some(()))

@@ -19,7 +19,11 @@ pub(crate) struct Check {
 /// Does what was typed.
 pub(crate) fn run(global: &Global, args: &Check) -> Result<Exit, Failure> {
     let config = global.load_quietly()?;
-    let preflight = runtime()?.block_on(Preflight::make(&config));
+    let preflight = runtime()?.block_on(async {
+        let mut preflight = Preflight::make(&config).await;
+        preflight.compare_checkpoint(&config).await;
+        preflight
+    });
     let text =
         if args.json { format!("{:#}\n", preflight.to_json()) } else { preflight.text(Style::of(&io::stdout())) };
     data(&text)?;

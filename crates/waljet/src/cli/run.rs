@@ -10,11 +10,14 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 use waljet_jetstream::JetStreamSink;
 use waljet_pipeline::{Action, Fault, Finding, Pipeline, Stopped};
-use waljet_postgres::ReplicationSource;
+use waljet_postgres::error::{CATCH_UP, SLOT_ACTIVE};
+use waljet_postgres::{Failover, ReplicationSource};
 
 use super::{Global, runtime};
 use crate::admin::Admin;
 use crate::assemble::{Gap, Views, assemble};
+use crate::catch_up::{self, Ended};
+use crate::checkpoint::Store;
 use crate::config::Config;
 use crate::error::{ABORTED, halt};
 use crate::preflight::Preflight;
@@ -31,6 +34,9 @@ pub(crate) struct Run {
     /// Go on although the stream and the database do not fit together; events may be missing or come twice
     #[arg(long)]
     accept_gap: bool,
+    /// Publish from the table what a lost slot would have sent, as postgres.on_gap = "catch-up" does
+    #[arg(long, conflicts_with = "accept_gap")]
+    catch_up: bool,
 }
 
 /// Does what was typed.
@@ -39,7 +45,19 @@ pub(crate) fn run(global: &Global, args: &Run) -> Result<Exit, Failure> {
     telemetry::start(&config.log).map_err(|fault| Failure::usage([fault]))?;
     let gap = if args.accept_gap { Gap::Accept } else { Gap::Refuse };
     let runtime = runtime()?;
-    let result = runtime.block_on(relay(&config, gap));
+    let catches_up = args.catch_up || config.catch_up.by_itself;
+    let result = runtime.block_on(async {
+        let (mut shutdown, _signals) = signal::listen()?;
+        loop {
+            let failure = match Box::pin(relay(&config, gap, &mut shutdown)).await {
+                Err(failure) if catches_up && catch_up::closes(&failure.faults) => failure,
+                ended => return ended,
+            };
+            if !Box::pin(caught_up(&config, &failure.faults, &mut shutdown)).await? {
+                return Ok(Exit::Done);
+            }
+        }
+    });
     // A look-up of a name that hangs must not hold up the end.
     runtime.shutdown_background();
     result
@@ -72,9 +90,50 @@ async fn count_lost(views: &Views) -> Infallible {
     std::future::pending().await
 }
 
+/// How long after a catch-up that failed the next one begins.
+const CATCH_UP_AGAIN: Duration = Duration::from_secs(2);
+
+/// Publishes from the table what the slot lost, for as often as it takes. `false` where it was told to stop.
+async fn caught_up(config: &Config, lost: &[Fault], shutdown: &mut Shutdown) -> Result<bool, Failure> {
+    for fault in lost {
+        warn!(code = %fault.code, error = fault.summary(), "what the slot lost is taken from the table");
+    }
+    loop {
+        let attempt = async {
+            let prepared = catch_up::prepare(config, Failover::Off).await?;
+            let admin = serve_admin(config, prepared.views()).await?;
+            let tell = |settled, rows| info!(settled, rows, "catching up");
+            let ended = Box::pin(prepared.run(shutdown, tell)).await;
+            end_admin(admin).await;
+            ended
+        };
+        let failure = match attempt.await {
+            Ok(ended) => return Ok(ended == Ended::CaughtUp),
+            Err(failure) => failure,
+        };
+        // Another relay does it, or did.
+        if failure.faults.iter().any(|fault| fault.code == SLOT_ACTIVE) {
+            tokio::time::sleep(CATCH_UP_AGAIN).await;
+            return Ok(true);
+        }
+        let again =
+            |fault: &Fault| fault.action == Action::Retry || fault.code == CATCH_UP && fault.action == Action::Gap;
+        if failure.faults.is_empty() || !failure.faults.iter().all(again) {
+            return Err(failure);
+        }
+        for fault in &failure.faults {
+            let hint = fault.hint.as_deref();
+            warn!(code = %fault.code, error = fault.summary(), hint, "the catch-up is begun anew");
+        }
+        tokio::select! {
+            () = shutdown.draining() => return Ok(false),
+            () = tokio::time::sleep(CATCH_UP_AGAIN) => {}
+        }
+    }
+}
+
 /// Serves the admin endpoint, checks both ends and moves events.
-async fn relay(config: &Config, gap: Gap) -> Result<Exit, Failure> {
-    let (mut shutdown, _signals) = signal::listen()?;
+async fn relay(config: &Config, gap: Gap, shutdown: &mut Shutdown) -> Result<Exit, Failure> {
     let relay = assemble(config, gap)?;
     let admin = serve_admin(config, &relay.views).await?;
     info!(
@@ -91,18 +150,23 @@ async fn relay(config: &Config, gap: Gap) -> Result<Exit, Failure> {
         () = shutdown.draining() => Ok(Exit::Done),
         checked = turning(&relay.views, checked(config)) => match checked {
             Ok(()) => tokio::select! {
-                result = Box::pin(pipeline(relay.pipeline, &mut shutdown)) => result,
+                result = Box::pin(pipeline(relay.pipeline, shutdown)) => result,
                 never = count_lost(&relay.views) => match never {},
             },
             Err(failure) => Err(failure),
         },
     };
+    end_admin(admin).await;
+    result
+}
+
+/// Ends the admin endpoint.
+async fn end_admin(admin: Option<(oneshot::Sender<()>, JoinHandle<()>)>) {
     if let Some((end, task)) = admin {
         drop(end);
         // Whoever still reads an answer has had the time to.
         let _ = tokio::time::timeout(ADMIN_GRACE, task).await;
     }
-    result
 }
 
 /// Binds the admin endpoint and answers there until the sender is dropped.
@@ -150,7 +214,7 @@ async fn checked(config: &Config) -> Result<(), Failure> {
 
 /// Runs the pipeline: the first signal lets it drain, the second drops it.
 async fn pipeline(
-    pipeline: Pipeline<ReplicationSource, JetStreamSink>,
+    pipeline: Pipeline<ReplicationSource, JetStreamSink, Store>,
     shutdown: &mut Shutdown,
 ) -> Result<Exit, Failure> {
     let (stop, stopped) = watch::channel(false);

@@ -5,9 +5,10 @@ use serde_json::json;
 use waljet_pgoutput::Lsn;
 use waljet_postgres::error::SLOT_MISSING;
 use waljet_postgres::slot::{self, DEFAULT_CREATE_WAIT};
-use waljet_postgres::{ConnectOptions, Failover, SlotState};
+use waljet_postgres::{ConnectOptions, Failover, SharedControl, SlotState};
 
 use super::{Global, runtime};
+use crate::checkpoint::Store;
 use crate::config::units::human_bytes;
 use crate::error::{CONFIRMATION, halt};
 use crate::render::{Exit, Failure, data, note, table};
@@ -83,6 +84,7 @@ pub(crate) fn run(global: &Global, command: &Command) -> Result<Exit, Failure> {
                 confirmed(*yes, &loses)?;
                 let advanced = slot::advance(connect, name, *to).await?;
                 note(&format!("advanced slot {name:?} from {} to {}", advanced.from, advanced.to));
+                Store::new(&config, SharedControl::default()).moved(advanced.to).await?;
             }
         }
         Ok(Exit::Done)

@@ -138,7 +138,39 @@ fn relay(status: &Value, rows: &mut Vec<Vec<String>>) {
             plain(&events["skipped"])
         ),
     ));
+    read_back_lines(sink, rows);
+    checkpoint_line(&status["checkpoint"], rows);
     rows.push(line("dead letters", plain(&status["dead_letters"])));
+}
+
+/// Adds where the checkpoint stands, or why there is none.
+fn checkpoint_line(checkpoint: &Value, rows: &mut Vec<Vec<String>>) {
+    let (store, fault) = (plain(&checkpoint["store"]), checkpoint["fault"]["message"].as_str());
+    let text = match (fault, checkpoint["confirmed_lsn"].as_str()) {
+        (Some(fault), Some(lsn)) => format!("{store}, stands at {lsn}: {fault}"),
+        (None, Some(lsn)) => format!("{store}, stands at {lsn}"),
+        (Some(fault), None) => format!("none: {fault}"),
+        (None, None) => format!("{store}, none yet"),
+    };
+    rows.push(line("checkpoint", text));
+}
+
+/// Adds what reading the stream back took, and what it could not tell.
+fn read_back_lines(sink: &Value, rows: &mut Vec<Vec<String>>) {
+    let (all, last) = (&sink["read_backs"], &sink["read_back"]);
+    rows.push(line(
+        "read back",
+        format!(
+            "{} messages in {} read-backs and {:.1} s, {} events found",
+            plain(&all["messages"]),
+            plain(&all["count"]),
+            all["seconds"].as_f64().unwrap_or(0.0),
+            plain(&all["found"])
+        ),
+    ));
+    if let Some(missing) = last["missing"].as_str() {
+        rows.push(line("not known", format!("{missing}; sent nevertheless: {} events", plain(&all["unsure"]))));
+    }
 }
 
 /// Adds the line of the slot.
@@ -204,9 +236,14 @@ mod tests {
             "from": "the relay at 127.0.0.1:9464", "version": "0.1.0", "ready": false, "reason": "sink: no stream [stream-missing]",
             "hint": "waljet init",
             "source": { "state": "open", "received_lsn": "0/20", "confirmed_lsn": "0/10", "fault": null },
-            "sink": { "state": "waiting", "mode": null, "last_sequence": 7, "fault": { "code": "stream-missing" } },
+            "sink": {
+                "state": "waiting", "mode": null, "last_sequence": 7, "fault": { "code": "stream-missing" },
+                "read_back": { "missing": "messages were removed", "messages": 5, "found": 2, "seconds": 0.5 },
+                "read_backs": { "count": 2, "messages": 12, "found": 4, "seconds": 1.25, "unsure": 3 },
+            },
             "window": { "events": 3, "bytes": 2048, "max_events": 1024, "max_bytes": 8_388_608, "oldest_unacked_seconds": 1.25 },
             "events": { "stored": 7, "duplicate": 1, "skipped": 0 }, "lag_bytes": 16, "dead_letters": 0,
+            "checkpoint": { "store": "postgres", "confirmed_lsn": "0/10", "fault": null },
             "postgres": { "server_version": "18.1", "slot": null },
             "nats": { "server": "n1", "server_version": "2.12.0", "stream": "OUTBOX" },
         });
@@ -223,6 +260,9 @@ confirmed     0/10
 lag           16 B, oldest unacknowledged 1.2 s
 in flight     3 of 1024 events, 2.0 KiB of 8.0 MiB
 events        stored 7, duplicate 1, skipped 0
+read back     12 messages in 2 read-backs and 1.2 s, 4 events found
+not known     messages were removed; sent nevertheless: 3 events
+checkpoint    postgres, stands at 0/10
 dead letters  0
 slot          not there, or not read
 ";

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use waljet_jetstream::{Auth, LaneOptions, ModeChoice, NatsOptions, StreamOptions, TlsOptions};
-use waljet_pipeline::{Columns, HeaderOptions, OutboxOptions, RetryOptions, WindowOptions};
+use waljet_pipeline::{Columns, HeaderOptions, OutboxOptions, ReplayWindow, RetryOptions, WindowOptions};
 
 use waljet_postgres::{SourceOptions, TableName};
 
 use super::check;
 use super::resolve::Effective;
 use super::value::{Table, Value};
-use super::{Config, Log};
+use super::{CatchUpOptions, CheckpointOptions, CheckpointStore, Config, Log};
 
 /// Builds the result from values that have been checked.
 pub(super) fn build(effective: &Effective) -> Config {
@@ -36,10 +36,12 @@ pub(super) fn build(effective: &Effective) -> Config {
             max_age: Some(values.duration("nats.max_age")).filter(|age| !age.is_zero()),
             max_bytes: Some(values.number("nats.max_bytes")).filter(|bytes| *bytes > 0),
             row_headers: outbox.columns.headers.is_some(),
+            atomic: values.text("publisher.mode") == "atomic",
             ..StreamOptions::default()
         },
         lane: LaneOptions {
             mode: match values.text("publisher.mode").as_str() {
+                "atomic" => ModeChoice::Atomic,
                 "fast" => ModeChoice::Fast,
                 "chain" => ModeChoice::Chain,
                 "lanes" => ModeChoice::Lanes,
@@ -48,10 +50,28 @@ pub(super) fn build(effective: &Effective) -> Config {
             },
             window: values.size("window.max_events"),
             ack_timeout: values.duration("publisher.ack_timeout"),
+            ..LaneOptions::default()
         },
         window: WindowOptions {
             max_events: values.size("window.max_events"),
             max_bytes: values.size("window.max_bytes"),
+        },
+        checkpoint: CheckpointOptions {
+            store: match values.text("checkpoint.store").as_str() {
+                "nats" => CheckpointStore::Nats,
+                "none" => CheckpointStore::None,
+                _ => CheckpointStore::Postgres,
+            },
+            interval: values.duration("checkpoint.interval"),
+        },
+        catch_up: CatchUpOptions {
+            by_itself: values.text("postgres.on_gap") == "catch-up",
+            sequence: values.text_if("outbox.columns.sequence"),
+            xid: values.text_if("outbox.columns.xid"),
+        },
+        replay_window: ReplayWindow {
+            age: values.duration("replay.window"),
+            max_bytes: Some(values.number("replay.max_bytes")).filter(|bytes| *bytes > 0),
         },
         retry: RetryOptions { min: values.duration("retry.initial"), max: values.duration("retry.max") },
         outbox,

@@ -4,7 +4,6 @@ use super::key::{Key, Kind};
 
 /// Keys and sections that a later version will know, and what for.
 pub(crate) const LATER: &[(&str, &str)] = &[
-    ("replay", "replaying from the stream of changes"),
     ("dead_letter.store", "storing dead letters"),
     ("outbox.message_prefix", "taking logical messages"),
     ("cloudevents", "CloudEvents"),
@@ -61,9 +60,9 @@ pub(crate) const KEYS: &[Key] = &[
     key("postgres.publication", Kind::Name, "waljet", "The publication that holds the outbox table."),
     key(
         "postgres.on_gap",
-        Kind::Choice { values: &["halt"], later: &["catch-up"] },
+        choice(&["halt", "catch-up"]),
         "halt",
-        "What happens when events may be missing between the stream and what the slot can send: the relay stops with exit code 4.",
+        "What happens when events may be missing between the stream and what the slot can send: `halt` stops the relay with exit code 4; `catch-up` publishes the missing ones from the outbox table, where the slot is what was lost, and goes on with a new slot.",
     ),
     key(
         "outbox.table",
@@ -89,6 +88,16 @@ pub(crate) const KEYS: &[Key] = &[
     unset("outbox.columns.headers", Kind::OptionalColumn, "A JSON object whose string members become headers."),
     unset("outbox.columns.tenant_id", Kind::OptionalColumn, "The tenant."),
     unset("outbox.columns.schema_version", Kind::OptionalColumn, "The version of the payload's schema."),
+    unset(
+        "outbox.columns.sequence",
+        Kind::OptionalColumn,
+        "A column that grows with each insert: the order of events that come from the table, in a catch-up or a backfill.",
+    ),
+    unset(
+        "outbox.columns.xid",
+        Kind::OptionalColumn,
+        "The transaction of the row, of type xid8: what tells the rows that a catch-up has to look at. Without it, all ids of the table are compared with all ids of the stream.",
+    ),
     key(
         "route.subject",
         Kind::Text,
@@ -171,9 +180,9 @@ pub(crate) const KEYS: &[Key] = &[
     unset("nats.tls.key", Kind::Path, "The client's key."),
     key(
         "publisher.mode",
-        choice(&["auto", "fast", "chain", "lanes", "serial"]),
+        choice(&["auto", "fast", "chain", "lanes", "serial", "atomic"]),
         "auto",
-        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `lanes` one event of each ordering key at a time, `serial` one event at a time; `auto` takes the first of them that keeps the order.",
+        "How order is kept: `fast` in batches of the broker's own (nats-server 2.14, stream with `allow_batched`), `chain` pipelined with an expected last sequence, `lanes` one event of each ordering key at a time, `serial` one event at a time; `auto` takes the first of them that keeps the order. `atomic`, which `auto` never takes, stores all events of a transaction at once (nats-server 2.12.1, stream with `allow_atomic`, at most 1,000 events).",
     ),
     key(
         "publisher.ack_timeout",
@@ -192,6 +201,30 @@ pub(crate) const KEYS: &[Key] = &[
         Kind::Bytes { min: "64KiB", max: "4GiB" },
         "8MiB",
         "How many bytes of events may be unacknowledged at once.",
+    ),
+    key(
+        "checkpoint.store",
+        choice(&["postgres", "nats", "none"]),
+        "postgres",
+        "Where the relay keeps how far it has come, so that the next start notices a slot or a stream that was changed meanwhile: `postgres` in the table `waljet.checkpoint`, `nats` in the JetStream bucket `waljet`, under stream and slot, for roles that may not write and for standbys; `none` nowhere.",
+    ),
+    key(
+        "checkpoint.interval",
+        Kind::Duration { min: "10ms", max: "1m" },
+        "1s",
+        "The shortest time between two writes of the checkpoint; PostgreSQL is told of a position once it is written.",
+    ),
+    key(
+        "replay.window",
+        Kind::Duration { min: "0s", max: "30d" },
+        "0s",
+        "How long WAL stays available behind the confirmed position, for `waljet replay`: the slot is held back by so much, and the server keeps that WAL. 0s for no longer than it has to.",
+    ),
+    key(
+        "replay.max_bytes",
+        Kind::Bytes { min: "0", max: "1024TiB" },
+        "4GiB",
+        "How much WAL is kept for `replay.window` at most, whatever the time; 0 for no limit but that of the disk.",
     ),
     key(
         "retry.initial",

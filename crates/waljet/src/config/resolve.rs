@@ -164,7 +164,10 @@ fn default(key: &'static Key) -> Entry {
 /// Fills in the column names that the preset stands for.
 fn apply_preset(effective: &mut Effective) {
     let Some(Value::Text(preset)) = effective.value("outbox.preset").cloned() else { return };
-    for (path, name) in preset_columns(if preset == "debezium" { Columns::debezium() } else { Columns::waljet() }) {
+    let (columns, own) = if preset == "debezium" { (Columns::debezium(), false) } else { (Columns::waljet(), true) };
+    let more = [("outbox.columns.sequence", "seq"), ("outbox.columns.xid", "xid")];
+    let more = more.map(|(path, name)| (path, if own { name.to_owned() } else { String::new() }));
+    for (path, name) in preset_columns(columns).into_iter().chain(more) {
         let entry = effective.entries.iter_mut().find(|entry| entry.key.path == path && entry.value.is_none());
         if let Some(entry) = entry {
             entry.value = Some(Value::Text(name));
@@ -248,13 +251,13 @@ mod tests {
             in_file("postgres.slto", Raw::Text("x".into())),
             in_env("window.max_events", "0"),
             in_file("dead_letter.order", Raw::Text("park".into())),
-            in_file("replay", Raw::Other("a table")),
+            in_file("cloudevents", Raw::Other("a table")),
         ]);
         assert_eq!(
             faults,
             [
                 "postgres.slto (w.toml:3): no such key [config-unknown-key]",
-                "replay (w.toml:3): replaying from the stream of changes is not in this version [config-not-in-this-version]",
+                "cloudevents (w.toml:3): CloudEvents is not in this version [config-not-in-this-version]",
                 "postgres.slot (w.toml:3): expected 1 to 63 lower-case letters, digits and underscores, found \"Bad-Slot\" [config-value]",
                 "window.max_events (environment WALJET_WINDOW__MAX_EVENTS): expected a whole number from 1 to 4096, found \"0\" [config-value]",
                 "dead_letter.order (w.toml:3): \"park\" is not in this version, which has \"halt\" [config-not-in-this-version]",
