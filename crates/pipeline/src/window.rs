@@ -77,7 +77,9 @@ impl Window {
     pub(crate) fn mark(&mut self, lsn: Lsn) {
         let before = self.end();
         match self.marks.back_mut() {
-            Some(last) if last.before == before => last.lsn = last.lsn.max(lsn),
+            // After a reconnect the server begins further back: that says nothing about what came since.
+            Some(last) if last.lsn >= lsn => {}
+            Some(last) if last.before == before => last.lsn = lsn,
             _ => self.marks.push_back(Mark { before, lsn }),
         }
         self.settle();
@@ -316,6 +318,20 @@ mod tests {
             row_headers: Vec::new(),
             payload: Bytes::from_static(b"payload"),
         }
+    }
+
+    #[tokio::test]
+    async fn a_mark_further_back_does_not_reopen_a_transaction_that_has_ended() {
+        let mut window = Window::default();
+        window.admit(message(10), Instant::now());
+        window.mark(Lsn(11));
+        window.admit(message(20), Instant::now());
+        window.mark(Lsn(5));
+        assert!(!window.is_complete());
+        window.withdraw(1);
+        assert!(window.is_complete());
+        window.done(0);
+        assert_eq!(window.confirmed(), Some(Lsn(11)));
     }
 
     #[tokio::test]

@@ -207,10 +207,12 @@ impl State {
         let arrived: Vec<_> = self.wire.drain(..due).collect();
         for message in arrived {
             let (generation, token) = (message.generation, message.token);
+            // When it arrived, which may be long ago: nobody looks while the relay is down or waits.
+            let arrived = message.arrives;
             let answer = self.store(message).map_err(|fault| Rejection { token: Some(token), fault });
             let lost = self.faults.ack_lost;
             if !self.chance(lost) {
-                self.acks.push((generation, now + Duration::from_millis(1), answer));
+                self.acks.push((generation, arrived + Duration::from_millis(1), answer));
             }
             let foreign = self.faults.foreign;
             if self.chance(foreign) {
@@ -222,7 +224,7 @@ impl State {
     }
 
     fn store(&mut self, message: InFlight) -> Result<Ack, Fault> {
-        let now = Instant::now();
+        let now = message.arrives;
         if now < self.full_until {
             return Err(fault("stream-full"));
         }
