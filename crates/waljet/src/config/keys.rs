@@ -218,7 +218,7 @@ pub(crate) const KEYS: &[Key] = &[
         "replay.window",
         Kind::Duration { min: "0s", max: "30d" },
         "0s",
-        "How long WAL stays available behind the confirmed position, for `waljet replay`: the slot is held back by so much, and the server keeps that WAL. 0s for no longer than it has to.",
+        "How long WAL stays available behind the confirmed position, to publish events of that time again: the slot is held back by so much, and the server keeps that WAL. 0s for no longer than it has to.",
     ),
     key(
         "replay.max_bytes",
